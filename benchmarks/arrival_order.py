@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import patch
 
-from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.planner import Cut, Plan, batch_of
 from shapestream.scheduling.queueing import Request
+from shapestream.scheduling.worker_costs import WorkerCosts
 from shapestream_workers.__main__ import main
 
 
-def _in_arrival_order(anchor: Request, costs: CallCosts, plan: Plan, **limits: Any) -> Cut:
+def _in_arrival_order(anchor: Request, costs: WorkerCosts, plan: Plan, **limits: Any) -> Cut:
     """The batch of an anchor and of those that have waited longest; stands for `planner.plan_batch`."""
     flows = anchor.queue.turns.flows()
     waiting = sorted(

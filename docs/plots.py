@@ -18,12 +18,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator
 from numpy.typing import NDArray
 
-from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.planner import BATCH_S, DELAYED
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.scheduling.segments import SegmentLimits, Window, cut_window
+from shapestream.scheduling.worker_costs import WorkerCosts
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_engine.cost_table import CostTable
 from shapestream_workers.lab.plain_server import PlainServer
@@ -245,15 +245,13 @@ def formula() -> TrueCost:
     return parse_formula(FORMULA, has_batch=True, largest=(PROFILE.max_batch, 256))
 
 
-def believed(truth: TrueCost) -> CallCosts:
+def believed(truth: TrueCost) -> WorkerCosts:
     """What the planner takes calls to cost after a calibration."""
     table = truth.calibration("drawn", PROFILE.dimensions, PROFILE.max_batch)
     model = CostModel()
     model.add_model(PROFILE)
     model.join(0, "w0", {NAME: table}, [NAME])
-    costs = CallCosts(model[NAME].batch_costs(), PROFILE)
-    costs.renew()
-    return costs
+    return model[NAME].on()
 
 
 if __name__ == "__main__":

@@ -14,13 +14,11 @@ from itertools import zip_longest
 from math import inf
 from typing import Any
 
-from benchmarks.ablations.scenarios import programme_s
+from benchmarks.ablations.scenarios import NEAREST_S, programme_s
 from shapestream.scheduling import (
     answer_waits,
-    batch_costs,
     boundaries,
     bundles,
-    call_costs,
     cost_grid,
     deadlines,
     fairness,
@@ -33,6 +31,7 @@ from shapestream.scheduling import (
     slots,
     tries,
     worker_class,
+    worker_costs,
 )
 
 Patch = Callable[["Patches"], None]
@@ -98,9 +97,9 @@ def _watch_all(patches: Patches) -> None:
     watch("crowded", deadlines.Deadlines, "_before_s", lambda _, given, named: named["crowded"])
     watch("boundaries", boundaries.LearnedBoundaries, "look", lambda better, given, named: better)
     watch("waits after answers", answer_waits.AnswerWaits, "is_awaited", lambda waits, given, named: waits)
-    watch("tries", worker_class.WorkerClass, "try_began")
+    watch("tries", tries.Tries, "began")
     watch("believed", cost_grid.Grid, "believe")
-    watch("doubted", cost_grid.Grid, "doubt")
+    watch("doubted", tries.Tries, "doubt")
     watch("blamed", fairness.FairShares, "blame")
     watch(
         "faster",
@@ -126,6 +125,14 @@ def _price_programmes(patches: Patches) -> None:
         return cut_window(window, costs, limits, **named)
 
     patches.set(planner, "cut_window", priced)
+    nearest = planner.__dict__["nearest"]
+
+    def searched(*given: Any, **named: Any) -> Any:
+        patches.spent_s += NEAREST_S
+        patches.fired["nearest"] += 1
+        return nearest(*given, **named)
+
+    patches.set(planner, "nearest", searched)
 
 
 # ------------------------------------------------------------ ways to turn off
@@ -250,8 +257,10 @@ def _no_grid(patches: Patches) -> None:
     """A fixed part and one per element, fitted to the same points and to the traffic, in the place of the grid."""
     begin = worker_class.WorkerClass.__init__
 
-    def begun(self: Any, profile: Any, table: Any, versions: Any, learned: Any = None) -> None:
-        begin(self, profile, table, versions, learned)
+    def begun(
+        self: Any, profile: Any, table: Any, versions: Any, call_bytes: Any, learned: Any = None
+    ) -> None:
+        begin(self, profile, table, versions, call_bytes, learned)
         if self._grid is not None and table is not None:
             self._grid = None
             for point in table.points:
@@ -266,15 +275,12 @@ def _no_grid(patches: Patches) -> None:
 def _no_estimates(patches: Patches) -> None:
     """Points that never ran stay as they were when others that ran have moved."""
 
-    def estimated(self: Any) -> None:
-        self._unvisited = False
-
-    patches.set(cost_grid.Grid, "_estimate_unvisited", estimated)
+    patches.set(tries.Tries, "estimating", lambda self: None)
 
 
 def _no_slowdowns(patches: Patches) -> None:
     patches.set(worker_class, "SLOWDOWN_STEP", 0.0)
-    patches.set(batch_costs.BatchCosts, "slowdown", property(lambda self: 1.0))
+    patches.set(worker_class.WorkerClass, "slowdown", lambda self, worker: 1.0)
     patches.set(scheduler, "faster_first", _first_free)
 
 
@@ -426,6 +432,9 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "programme: nearest sizes join": Mechanism(off=_greedy, watched="programmes", scenarios=PLANNED),
     "programme: equal shapes alone": Mechanism(off=_equal_only, watched="programmes", scenarios=PLANNED),
+    "nearest where shapes are not nested": Mechanism(
+        off=returns(True, planner, "are_nested"), watched="nearest", scenarios=(*ENDLESS[:2], "64 shapes of two sizes")
+    ),
     "programme: once per turn": Mechanism(
         off=_planned_each, watched="programmes", scenarios=("bursts, 8 slots", "lognormal, 90 %", "cheap, 0.25 ms")
     ),
@@ -451,31 +460,31 @@ MECHANISMS: dict[str, Mechanism] = {
         scenarios=(*HEAVY, "ten times slower", *CURVED, "lognormal, 64"),
     ),
     "preparations in cuts": Mechanism(
-        off=constant(inf, "USES", call_costs), scenarios=(*ENDLESS[:2], *CAPPED)
+        off=constant(inf, "USES", worker_costs), scenarios=(*ENDLESS[:2], *CAPPED)
     ),
     "grid": Mechanism(off=_no_grid, scenarios=(*PRICED, "lognormal, 90 %", "cheap, 0.25 ms")),
     "corrections by traffic": Mechanism(
         off=several(constant(0.0, "STEP", cost_grid), constant(0.0, "LONE_STEP", cost_grid)),
         scenarios=(*PRICED, *OFF, "overload, costs believed 0.6"),
     ),
-    "tries": Mechanism(off=returns(False, planner, "may_be_due"), watched="tries", scenarios=PRICED),
-    "belief": Mechanism(off=returns(True, cost_grid.Grid, "knows"), watched="believed", scenarios=PRICED),
+    "tries": Mechanism(off=returns(False, worker_class.WorkerClass, "is_try_due"), watched="tries", scenarios=PRICED),
+    "belief": Mechanism(off=returns(True, tries.Tries, "knows"), watched="believed", scenarios=PRICED),
     "belief: any factor": Mechanism(
         off=constant(inf, "FIRST_CLIP", cost_grid), scenarios=("the first shared call stalls", *CHANGING)
     ),
     "first tries: any padding": Mechanism(
-        off=constant(inf, "MOST_PADDED", tries), scenarios=("one row measured, linear", *CURVED)
+        off=constant(inf, "MOST_PADDED", worker_class), scenarios=("one row measured, linear", *CURVED)
     ),
     "doubt by four batches": Mechanism(
-        off=returns(0.0, batch_costs.BatchCosts, "lasting_change"), watched="doubted",
+        off=returns(0.0, tries.Tries, "lasting_change"), watched="doubted",
         scenarios=(*CHANGING, "calls vary by 40 %"),
     ),
     "doubt by calls that were short": Mechanism(
-        off=returns(0.0, cost_grid.Grid, "short_by"), watched="doubted",
+        off=returns(None, tries.Tries, "ran"), watched="doubted",
         scenarios=(*CHANGING, "calls vary by 40 %"),
     ),
     "bounds by calls that ran lately": Mechanism(
-        off=lambda patches: patches.set(cost_grid.Grid, "_bounded", lambda self, live: live),
+        off=lambda patches: patches.set(cost_grid.Grid, "_bounded", lambda self, live, known: live),
         scenarios=(*CURVED, *CHANGING),
     ),
     "estimates of points that never ran": Mechanism(off=_no_estimates, scenarios=(*CURVED, *CHANGING)),

@@ -212,6 +212,10 @@ def programme_s(requests: int, reach: int, dimensions: int) -> float:
     return 600e-6 + requests * 4e-6 + segments * (dimensions // 2) * 240e-9
 
 
+NEAREST_S = 0.55e-3
+"""Seconds of the search for the nearest of a window: 0.65 of a programme over 32 requests of two padded dimensions."""
+
+
 def _stalls(scenario: Scenario, seed: int, which: int) -> list[tuple[float, float]]:
     """When something stands still, and for how long, in order of time: the loop (0), or a slot."""
     if scenario.stall is not None and which == 1:

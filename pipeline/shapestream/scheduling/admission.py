@@ -36,14 +36,14 @@ class Terms(NamedTuple):
 
 
 class _KnownTerms:
-    """The terms of a model's requests by their sizes, as long as all that they follow from stays the same."""
+    """The terms of a model's requests by their sizes, in one version of its prices and with so many slots."""
 
-    __slots__ = ("by_sizes", "follow_from")
+    __slots__ = ("by_sizes", "slots", "version")
 
-    def __init__(self) -> None:
-        self.follow_from: tuple[int, float, int, bool] | None = None
-        """Version and bound of the prices, the model's slots, and whether requests run alone."""
-        self.by_sizes: dict[tuple[int, ...], Terms | Refusal] = {}
+    def __init__(self, version: int, slots: int) -> None:
+        self.version = version
+        self.slots = slots
+        self.by_sizes: dict[tuple[int, ...], Terms] = {}
 
 
 class Admission:
@@ -60,7 +60,7 @@ class Admission:
         self._deadlines = deadlines
         self.draining = False
         self._known: dict[str, _KnownTerms] = {}
-        """By model."""
+        """By model: where many equal requests are refused, their terms would take half of the time."""
 
     def consider(self, arrival: Arrival, queue: ModelQueue | None, now: float) -> Terms | Refusal:
         """Return the costs of a request for the model of `queue`, or the reason to refuse it.
@@ -189,24 +189,19 @@ class Admission:
         return Refusal("too_large", message)
 
     def _terms_of(self, arrival: Arrival, queue: ModelQueue) -> Terms | Refusal:
-        sizes = arrival.sizes
-        costs = queue.costs
-        prices = costs.batch_costs().worker_class
-        if not prices.has_grid or costs.rounding is not None:
-            return self._new_terms(sizes, queue)  # they change with each batch
+        prices = queue.costs.on().worker_class
         known = self._known.get(arrival.model)
-        if known is None:
-            known = self._known[arrival.model] = _KnownTerms()
-        follow_from = prices.version, prices.longest_s, queue.pool.count, queue.alone
-        if known.follow_from != follow_from:
-            known.follow_from = follow_from
-            known.by_sizes.clear()
-        terms = known.by_sizes.get(sizes)
-        if terms is None:
+        if known is None or known.version != prices.version or known.slots != queue.pool.count:
+            known = self._known[arrival.model] = _KnownTerms(prices.version, queue.pool.count)
+        terms = known.by_sizes.get(arrival.sizes)
+        if terms is not None and not queue.alone:
+            return terms
+        new = self._new_terms(arrival.sizes, queue)
+        if isinstance(new, Terms) and new.cost_ns and not queue.alone:
             if len(known.by_sizes) >= MOST_KNOWN_TERMS:
                 known.by_sizes.clear()
-            terms = known.by_sizes[sizes] = self._new_terms(sizes, queue)
-        return terms
+            known.by_sizes[arrival.sizes] = new
+        return new
 
     def _new_terms(self, sizes: tuple[int, ...], queue: ModelQueue) -> Terms | Refusal:
         if len(sizes) != len(queue.profile.dimensions) or min(sizes, default=0) < 0:

@@ -24,14 +24,14 @@ from collections.abc import Sequence
 from itertools import islice
 from math import inf, isfinite
 
-from shapestream.scheduling.answers import Awaited
-from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.cost_grid import Sizes, elements_of
 from shapestream.scheduling.deadlines import Deadlines
 from shapestream.scheduling.events import CutReason
+from shapestream.scheduling.model_queue import Awaited
 from shapestream.scheduling.planner import Plan, plan_batch
 from shapestream.scheduling.queueing import RUNNING, Request
 from shapestream.scheduling.slots import Slot
+from shapestream.scheduling.worker_costs import WorkerCosts
 
 SHARE = 1 / 8
 """Longest wait of a free slot, as a part of the seconds that sharing a call is predicted to save (docs/decisions.md)."""
@@ -91,7 +91,8 @@ class AnswerWaits:
         if SHARE * ran_s < after_s or queue.delay_s or queue.alone or anchor.empty:
             return 0.0
         try:
-            costs, slowdown = queue.costs.on_slot(slot.id)
+            costs = queue.costs.on(slot.id)
+            slowdown = costs.slowdown
             cut = plan_batch(anchor, costs, Plan(), slowdown=slowdown, starts_at=starts_at)
             saved = slowdown * saved_s(cut.rows, cut.largest, rows, shape, costs, queue.padded)
         except Exception:  # noqa: BLE001 - it goes now, and what is wrong is reported when its batch is cut
@@ -104,7 +105,7 @@ class AnswerWaits:
 
 
 def saved_s(
-    rows: int, shape: Sizes, more_rows: int, more_shape: Sizes, costs: CallCosts, paddable: Sequence[bool]
+    rows: int, shape: Sizes, more_rows: int, more_shape: Sizes, costs: WorkerCosts, paddable: Sequence[bool]
 ) -> float:
     """Return the predicted seconds that are saved if as many rows as possible of a second batch join the first.
 

@@ -70,7 +70,7 @@ class Audit:
             return
         queue = self._queues[wanted.model]
         rows, shape = (wanted.sizes[0], wanted.sizes[1:]) if queue.has_batch else (1, wanted.sizes)
-        cut = alone((), rows, shape, queue.costs.call_costs(slot.id))
+        cut = alone((), rows, shape, queue.costs.on(slot.id))
         self.due_at = slot.idle_since + cut.seconds
         if self.due_at <= now:
             self._wanted, self.due_at = None, inf

@@ -27,13 +27,13 @@ from typing import Protocol, TypeAlias
 from shapestream.scheduling.actions import Action
 from shapestream.scheduling.answer_waits import AnswerWaits
 from shapestream.scheduling.batches import Batch
-from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.deadlines import Deadlines
 from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.planner import Cut, Plan, alone
 from shapestream.scheduling.queueing import RERUN, Request
 from shapestream.scheduling.slots import BUNDLE, Slot, SlotTable
 from shapestream.scheduling.worker_class import BATCH_S
+from shapestream.scheduling.worker_costs import WorkerCosts
 
 SHARED_BUNDLE = 4
 """Calls of a bundle while several clients ask, if no more of them have requests. What came just before a client's light work
@@ -56,7 +56,7 @@ class Planned(Protocol):
     """The planner, for one slot."""
 
     def __call__(
-        self, anchor: Request, slot: Slot, costs: CallCosts, slowdown: float, now: float, *, tries: bool
+        self, anchor: Request, slot: Slot, costs: WorkerCosts, slowdown: float, now: float, *, tries: bool
     ) -> Cut:
         """Return the batch that a request goes in."""
 
@@ -138,7 +138,8 @@ class Bundles:
             deadline = request.arrival.deadline
             if deadline is not None and self._deadlines.comes_too_late(request, deadline, slot, now):
                 return None
-            costs, slowdown = queue.costs.on_slot(slot.id)
+            costs = queue.costs.on(slot.id)
+            slowdown = costs.slowdown
             if queue.alone:
                 cut = alone([request], request.rows, request.own_shape, costs)
             else:

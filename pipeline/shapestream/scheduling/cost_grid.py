@@ -8,19 +8,14 @@ per element goes on. No prediction falls where a call grows: noise that says oth
 (`correct`), in proportion to their weights. Corrections collect in `_learned`. Predictions use them only after `publish`, so
 that plans stay valid in between.
 
-**Belief.** A node is *known* if it was measured, or if a call ran there and costs have not changed since. The first call
-at a node that is not known is believed (`believe`): fully if it is shorter than expected, up to `FIRST_CLIP` if it is
-longer. Nodes where no call ran are estimated from those where one did, and are bounded by lately visited ones: a larger
-call takes no less time.
+**Belief.** `tries.py` says which nodes are known. The first call at a node that is not known is believed (`believe`).
+Nodes where no call ran are estimated from those where one did, and are bounded by lately visited ones: a larger call takes
+no less time.
 
-**Doubt.** When costs change, nodes become unknown again (`doubt`). Two rules find a change. `BatchCosts.lasting_change`
-finds batches in a row that are all off. Sizes that seldom run never make up such a row, so the differences of those that
-were short are added up by themselves (`short_by`). Without the second rule, a device that from now on costs a fixed part
-only is not found within 50 batches (tests/workers/lab/test_tried_prices.py).
-
-**Why each question exists twice.** `row_seconds`, `expected` and `_place` answer for one call or one shape with Python
-numbers. `seconds` and `_places` answer for many calls with arrays. Per call numpy costs more than the arithmetic: the 17
-calls of one lone request take 17 us by `row_seconds` and 83 us by `seconds`. Tests compare the two.
+**Rows first.** Nearly every question is about several numbers of rows at one shape, so `row_seconds` answers for all of
+them at once. `seconds` answers for calls of any sizes: a window of shapes that never come again has hundreds, and the rows
+of each would be computed for one number of them. One shape is priced with Python numbers, several with arrays: per shape,
+numpy costs more than the arithmetic where there is one (17 and 60 us), and less where there are 64 (17 and 3 us).
 
 Not done: no decision which size to try (tries.py), no slowdown of a worker (worker_class.py), no clock.
 """
@@ -28,7 +23,7 @@ Not done: no decision which size to try (tries.py), no slowdown of a worker (wor
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from math import exp, inf, log, prod
 from operator import gt, itemgetter
@@ -61,13 +56,12 @@ is no bound below, since no stall makes a call shorter."""
 BEYOND = 1.5
 """Factor by which a call must be larger than the last node along an axis to have a node of its own. A calibration also
 leaves out points that are nearer."""
-LATELY = 16
-"""A node was visited *lately* if one of the last so many calls ran there."""
-_NEVER = -1
 NOTABLE = 0.01
 """Logarithm by which traffic must have moved a node for its correction to be kept."""
 _REMEMBERED = 4096
-"""Calls whose places are remembered; when so many are known, all are forgotten."""
+"""Calls whose places are remembered; when so many are known, all are forgotten. A place does not change."""
+FEW = 4
+"""Largest number of shapes that are priced one by one; more are priced with arrays."""
 _MOST_SIZE = 1 << 62
 """Largest size on an axis."""
 _MOST_ROW_SECONDS = 1 << 18
@@ -114,8 +108,8 @@ class Grid:
     valid in between.
     """
 
-    def __init__(self, points: Mapping[Sizes, float], known: Iterable[Sizes] | None = None) -> None:
-        """`points`: at least one, all of one length. `known`: those that are; None: all."""
+    def __init__(self, points: Mapping[Sizes, float]) -> None:
+        """`points`: at least one, all of one length."""
         self._dimensions = len(next(iter(points)))
         points = _folded_points(points)
         self.axes = _axes(points)
@@ -140,20 +134,8 @@ class Grid:
         self._live_flat = self._live.tolist()
         self._learned = [0.0] * len(self._live_flat)
         """Logarithm by which each node is off `_live` by what was observed since."""
-        is_known = points if known is None else frozenset(known)
-        self._nodes = list(product(*[[int(size) for size in axis.tolist()] for axis in self.axes]))
-        self._calls = 0
-        """Calls that were observed."""
-        self._seen = [0 if node in is_known else _NEVER for node in self._nodes]
-        """`_calls` when each node was visited last; 0 where it was measured."""
-        self._known_since = 0
-        """Nodes visited last before this call are not known."""
-        self._short_by = 0.0
-        """See `short_by`."""
-        self._short: set[int] = set()
-        """The nodes of these calls, as far as they were not believed."""
-        self._unvisited = False
-        """Whether the nodes where no call ran are to be estimated anew."""
+        self.nodes = list(product(*[[int(size) for size in axis.tolist()] for axis in self.axes]))
+        """The sizes of each node."""
         # Beyond the grid the slope between its last node and the one before along every axis goes on.
         before = np.maximum(0, lengths - 2)
         self._slope_from = int(before @ self._strides)
@@ -163,8 +145,7 @@ class Grid:
         """Elements between these two; of one node alone, all that it has."""
         self._spots: dict[Sizes, _Spot] = {}
         """`_find` of calls that ran."""
-        self._starts = np.array([axis[:1] for axis in self.axes])
-        self._ends = np.array([axis[-1:] for axis in self.axes])
+        self._starts, self._ends = [np.array([axis[[end]] for axis in self.axes]) for end in (0, -1)]
         self._walks = [
             (number, self.axes[number].tolist(), int(self._strides[number]))
             for number in self._varied.tolist()
@@ -202,22 +183,42 @@ class Grid:
             shares.append(share)
         return place, shares
 
-    def row_seconds(self, most: int, shape: Sizes) -> Floats | None:
-        """Return the published seconds of 0 to `most` rows at one shape: the same as `seconds`, from what is prepared.
+    def row_seconds(self, most: int, shapes: Sequence[Sizes]) -> list[Floats | None]:
+        """Return the published seconds of 0 to `most` rows at each shape: the same as `seconds`, from what is prepared.
 
         None where it is not prepared: too many rows, axes or elements, or no elements.
         """
-        elements = prod(shape)
-        if not 0 < elements * most < _MOST_EXACT or self._dimensions > MOST_AXES:
-            return None
+        if self._dimensions > MOST_AXES or not self._prepare_rows(most):
+            return [None] * len(shapes)
+        if len(shapes) <= FEW:
+            return [self._rows_at(most, shape) for shape in shapes]
+        found: list[Floats | None] = [None] * len(shapes)
+        places = [place for place, shape in enumerate(shapes) if 0 < prod(shape) * most < _MOST_EXACT]
+        if places:
+            for place, seconds in zip(
+                places, self._rows_of([shapes[place] for place in places]), strict=True
+            ):
+                found[place] = seconds
+        return found
+
+    def _prepare_rows(self, most: int) -> bool:
+        """Prepare the seconds of 0 to `most` rows at each node of the other axes; tell whether they are few enough."""
         if self._by_rows is None or self._by_rows[0] != most:
             if (most + 1) * len(self._values) > _MOST_ROW_SECONDS * len(self.axes[0]):
-                return None
+                return False
             if self._starts.min() >= 1.0:
                 least_s = float(self._values[0])  # no node is smaller than the smallest call
             else:
                 least_s = float(self.seconds(np.ones((len(self.axes), 1)))[0])
             self._by_rows = most, self._rows_of_nodes(most), least_s
+        return True
+
+    def _rows_at(self, most: int, shape: Sizes) -> Floats | None:
+        """Return `row_seconds` of one shape."""
+        elements = prod(shape)
+        if not 0 < elements * most < _MOST_EXACT:
+            return None
+        assert self._by_rows is not None
         _, nodes, least_s = self._by_rows
         place, shares = self._place((0, *shape))
         if self._walks and not self._walks[0][0]:
@@ -241,6 +242,41 @@ class Grid:
         elif len(corners) == 1:
             seconds = seconds.copy()
         seconds[0] = least_s
+        return seconds
+
+    def _rows_of(self, shapes: Sequence[Sizes]) -> Floats:
+        """Return `row_seconds` of several shapes, which all have some: (shapes, most + 1)."""
+        assert self._by_rows is not None
+        most, nodes, least_s = self._by_rows
+        sizes = np.array(shapes, np.float64).T
+        inside = np.minimum(sizes, self._ends[1:])
+        corners = [np.zeros(len(shapes), np.intp)]
+        shares = []
+        for number, _, stride in self._walks:
+            if not number:
+                continue  # the first axis is part of them already
+            axis = self.axes[number]
+            own = np.maximum(inside[number - 1], axis[0])
+            below = np.searchsorted(axis, own, side="right") - 1
+            shares.append(((own - axis[below]) / np.append(np.diff(axis), np.inf)[below])[:, None])
+            # Of a size at the end of an axis the share is 0, and the corner beyond it any node.
+            corners = [
+                np.minimum(corner + step, len(nodes) - 1)
+                for corner in corners
+                for step in (stride * below, stride * below + stride)
+            ]
+        halves = [nodes[corner] for corner in corners]
+        for share in shares:
+            half = len(halves) // 2
+            halves = [
+                (high - low) * share + low for low, high in zip(halves[:half], halves[half:], strict=True)
+            ]
+        seconds: Floats = halves[0]
+        elements, within = sizes.prod(axis=0)[:, None], inside.prod(axis=0)[:, None]
+        if most > self._last[0] or (elements > within).any():
+            rows = np.arange(most + 1.0)
+            seconds = seconds + self._pitch * (rows * elements - np.minimum(rows, self._last[0]) * within)
+        seconds[:, 0] = least_s
         return seconds
 
     def _rows_of_nodes(self, most: int) -> Floats:
@@ -334,27 +370,30 @@ class Grid:
 
         Returns the logarithms by which these nodes are now off the published ones.
         """
-        near, nearest, squares, _ = self._spots.get(sizes) or self._find(sizes)
+        near, _, squares, _ = self._spots.get(sizes) or self._find(sizes)
         step = (STEP if self._walks else LONE_STEP) * difference / squares
-        learned, seen = self._learned, self._seen
-        self._calls += 1
+        learned = self._learned
         moved = []
         for node, weight in near:
             off = learned[node] = learned[node] + weight * step
             moved.append(off)
-        if seen[nearest] >= self._known_since and nearest not in self._short:
-            seen[nearest] = self._calls
         return moved
 
     # ------------------------------------------------------------ what is known
 
-    def extended(self, sizes: Sizes) -> Grid:
-        """Return this grid, with nodes at the sizes of a call where it lies far beyond. They are not known.
+    def nearest(self, sizes: Sizes) -> int:
+        """Return the node of the largest weight around a call."""
+        return (self._spots.get(sizes) or self._find(sizes)).nearest
 
-        The rows of the call are not looked at, and a call without elements extends nothing.
+    def holds(self, sizes: Sizes) -> bool:
+        """Tell whether a call needs no nodes of its own: its rows never do, and one without elements does not."""
+        return True not in map(gt, sizes, self._near_end) or self._dimensions > MOST_AXES or 0 in sizes
+
+    def extended(self, sizes: Sizes, known: NDArray[np.bool_]) -> Grid:
+        """Return a grid with nodes at the sizes of a call that lies far beyond (`holds`), or this one if they were too many.
+
+        `known`: as `publish`, which comes first.
         """
-        if True not in map(gt, sizes, self._near_end) or self._dimensions > MOST_AXES or 0 in sizes:
-            return self
         far = [*map(gt, sizes[1:], self._near_end[1:])]
         axes = [[int(size) for size in axis.tolist()] for axis in self.axes]
         for axis, size, is_far in zip(axes[1:], sizes[1:], far, strict=True):
@@ -362,88 +401,49 @@ class Grid:
                 axis.append(size)
         if prod(map(len, axes)) > MOST_NODES:
             return self
-        self.publish(0.0)
-        seconds = dict(zip(self._nodes, self._live.tolist(), strict=True))
+        self.publish(0.0, known)
+        seconds = dict(zip(self.nodes, self._live.tolist(), strict=True))
         nodes = list(product(*axes))
         priced = Grid(seconds).seconds(np.array(nodes, np.float64).T).tolist()
-        larger = Grid(
-            {node: seconds.get(node, price) for node, price in zip(nodes, priced, strict=True)}, known=()
-        )
-        measured = dict(zip(self._nodes, self._measured.tolist(), strict=True))
+        larger = Grid({node: seconds.get(node, price) for node, price in zip(nodes, priced, strict=True)})
+        measured = dict(zip(self.nodes, self._measured.tolist(), strict=True))
         larger._measured = np.array(
             [measured.get(node, price) for node, price in zip(nodes, priced, strict=True)]
         )
-        seen = dict(zip(self._nodes, self._seen, strict=True))
-        larger._seen = [seen.get(node, _NEVER) for node in nodes]
-        larger._calls, larger._known_since = self._calls, self._known_since
         return larger
 
-    def knows(self, sizes: Sizes) -> bool:
-        """Tell whether the node nearest to such a call was measured, or visited since costs changed."""
-        return self._seen[(self._spots.get(sizes) or self._find(sizes)).nearest] >= self._known_since
-
-    def met_lately(self, sizes: Sizes) -> bool:
-        """Tell whether such a call ran lately."""
-        return self._seen[(self._spots.get(sizes) or self._find(sizes)).nearest] >= self._calls - LATELY
-
-    def short_by(self, sizes: Sizes, difference: float) -> float:
-        """Add up the differences of short calls in a row at sizes that had not run lately; return the sum.
-
-        `difference`: the logarithm of observed / expected seconds of the newest call; 0.0 if it was not short, which ends
-        the row.
-        """
-        if difference:
-            self._short.add(self._find(sizes).nearest)
-            self._short_by += difference
-        else:
-            self._short.clear()
-            self._short_by = 0.0
-        return self._short_by
-
-    def was_short(self, sizes: Sizes) -> bool:
-        """Tell whether such a call is part of the sum of `short_by`."""
-        return self._find(sizes).nearest in self._short
-
-    def doubt(self, but: int) -> None:
-        """Make all nodes unknown that none of the last `but` calls visited."""
-        self._known_since = max(self._known_since, self._calls - but + 1)
-        self._short.clear()
-        self._short_by = 0.0
-
-    def believe(self, sizes: Sizes, difference: float) -> None:
-        """Take the first call at nodes that were not known in full; to be published at once.
+    def believe(self, sizes: Sizes, difference: float, is_known: Callable[[int], bool]) -> None:
+        """Take the first call at nodes that are not known in full; to be published at once.
 
         `difference`: the logarithm of observed / expected seconds.
         """
-        near, nearest, _, _ = self._find(sizes)
-        self._calls += 1
-        known = [(node, weight) for node, weight in near if self._seen[node] >= self._known_since]
-        known_s = sum([weight * self._live_flat[node] * exp(self._learned[node]) for node, weight in known])
+        near = (self._spots.get(sizes) or self._find(sizes)).near
+        known_s = sum(
+            [
+                weight * self._live_flat[node] * exp(self._learned[node])
+                for node, weight in near
+                if is_known(node)
+            ]
+        )
         expected_s = self.expected(sizes)
         if expected_s * exp(difference) > known_s:
             unknown_s = max(LEAST_S, expected_s - known_s)  # by rounding, nothing may be left of it
             difference = log((expected_s * exp(difference) - known_s) / unknown_s)
         for node, _ in near:
-            if self._seen[node] < self._known_since:
+            if not is_known(node):
                 self._learned[node] += min(FIRST_CLIP, difference)
-        self._seen[nearest] = self._calls
-        self._short.discard(nearest)
-        self._unvisited = True
 
-    def _estimate_unvisited(self) -> None:
+    def _estimate(self, ran: NDArray[np.bool_]) -> None:
         """Estimate the nodes where no call ran from those that were measured, or where one did."""
-        self._unvisited = False
-        seen = np.array(self._seen) > _NEVER
-        if seen.all():
+        if ran.all():
             return
-        priced = zip(self._nodes, self._live.tolist(), strict=True)
-        points = dict([node for node, is_seen in zip(priced, seen.tolist(), strict=True) if is_seen])
-        estimated = Grid(points).seconds(np.array(self._nodes, np.float64).T)
-        self._live = np.where(seen, self._live, estimated)
+        priced = zip(self.nodes, self._live.tolist(), strict=True)
+        points = dict([node for node, has_run in zip(priced, ran.tolist(), strict=True) if has_run])
+        estimated = Grid(points).seconds(np.array(self.nodes, np.float64).T)
+        self._live = np.where(ran, self._live, estimated)
 
-    def _bounded(self, live: Floats) -> Floats:
-        """Keep nodes that were not visited lately between what lately visited ones say of smaller and larger calls."""
-        known = np.array(self._seen) >= max(self._known_since, self._calls - LATELY)
+    def _bounded(self, live: Floats, known: NDArray[np.bool_]) -> Floats:
+        """Keep the other nodes between what the known ones say of smaller and larger calls."""
         if known.all():
             return live
         shape = [len(axis) for axis in self.axes]
@@ -455,12 +455,19 @@ class Grid:
         bounded: Floats = np.where(known, live, np.minimum(np.maximum(live, least.ravel()), most.ravel()))
         return bounded
 
-    def publish(self, shift: float) -> None:
-        """Let predictions follow all that was observed. `shift` is a logarithm that every node moves by besides."""
+    def publish(
+        self, shift: float, known: NDArray[np.bool_] | None = None, ran: NDArray[np.bool_] | None = None
+    ) -> None:
+        """Let predictions follow all that was observed.
+
+        `shift`: a logarithm that every node moves by besides. `known`: the nodes that bound the others; None: all. `ran`:
+        the nodes from which the others are estimated anew; None: none are.
+        """
         self._live = np.maximum(LEAST_S, self._live * np.exp(np.array(self._learned) + shift))
-        if self._unvisited:
-            self._estimate_unvisited()
-        bounded = self._bounded(self._live).reshape([len(axis) for axis in self.axes])
+        if ran is not None:
+            self._estimate(ran)
+        bounded = self._live if known is None else self._bounded(self._live, known)
+        bounded = bounded.reshape([len(axis) for axis in self.axes])
         # What is learned next is a difference from what is published: with two truths, one of them would stay wrong.
         self._live = self._values = _monotone(bounded).ravel()
         self._live_flat = self._live.tolist()
@@ -468,26 +475,30 @@ class Grid:
         self._pitch = self._slope(self._values)
         self._by_rows = None
 
-    def corrections(self, shift: float) -> dict[Sizes, float]:
-        """Return the seconds of the nodes that are off the measured ones by more than 1 %, moved by `shift` besides."""
-        live = self._bounded(self._live * np.exp(np.array(self._learned) + shift))
+    def corrections(self, shift: float, known: NDArray[np.bool_] | None = None) -> dict[Sizes, float]:
+        """Return the seconds of the nodes that are off the measured ones by more than 1 %.
+
+        `shift`, `known`: as `publish`.
+        """
+        live = self._live * np.exp(np.array(self._learned) + shift)
+        if known is not None:
+            live = self._bounded(live, known)
         off = np.abs(np.log(live / self._measured)) > NOTABLE
         # A folded axis stands for several sizes: all of it is the first of them, so that it folds to the same again.
         ones = (1,) * (self._dimensions - len(self.axes))
-        nodes = zip(self._nodes, off, live.tolist(), strict=True)
+        nodes = zip(self.nodes, off, live.tolist(), strict=True)
         return {(*map(int, sizes), *ones): seconds for sizes, is_off, seconds in nodes if is_off}
 
-    def recall(self, corrections: Mapping[Sizes, float]) -> None:
-        """Begin with the `corrections` of a grid of the same points."""
+    def recall(self, corrections: Mapping[Sizes, float]) -> list[int]:
+        """Begin with the `corrections` of a grid of the same points; return the nodes that have one. To be published."""
         known = _folded_points(corrections) if corrections else {}
-        values = [known.get(tuple(map(int, sizes)), 0.0) for sizes in self._nodes]
-        self._seen = [max(seen, 0) if value else seen for seen, value in zip(self._seen, values, strict=True)]
-        self._live = np.where(np.array(values) > 0.0, values, self._live)
-        self.publish(0.0)
+        values = np.array([known.get(sizes, 0.0) for sizes in self.nodes])
+        self._live = np.where(values > 0.0, values, self._live)
+        return np.flatnonzero(values).tolist()
 
 
-def grid_over(points: Mapping[Sizes, float], most_rows: int) -> Grid:
-    """Return the grid of these points with nodes at every power of two of the rows, and at `most_rows`.
+def grid_over(points: Mapping[Sizes, float], most_rows: int) -> tuple[Grid, list[bool]]:
+    """Return the grid of these points with nodes at every power of two of the rows, and at `most_rows`; and which are known.
 
     So a batch twice as large as what is known has a price of its own, which the first such call corrects. Nodes of more rows
     than any point has are not known.
@@ -497,13 +508,13 @@ def grid_over(points: Mapping[Sizes, float], most_rows: int) -> Grid:
     powers = [1 << power for power in range(most_rows.bit_length())]
     axes[0] = sorted({*axes[0], *[rows for rows in (*powers, most_rows) if rows > axes[0][0]]})
     if len(next(iter(points))) > MOST_AXES or prod(map(len, axes)) > MOST_NODES:
-        return measured
+        folded = _folded_points(points)
+        return measured, [node in folded for node in measured.nodes]
     nodes = list(product(*axes))
     seconds = measured.seconds(np.array(nodes, np.float64).T).tolist()
     most_known = int(measured.axes[0][-1])
-    return Grid(
-        dict(zip(nodes, seconds, strict=True)), known=[node for node in nodes if node[0] <= most_known]
-    )
+    grid = Grid(dict(zip(nodes, seconds, strict=True)))
+    return grid, [node[0] <= most_known for node in grid.nodes]
 
 
 def _folded(columns: Floats) -> Floats:

@@ -10,13 +10,13 @@ from itertools import count
 from math import inf
 from types import MappingProxyType
 
-from shapestream.scheduling.batch_costs import BatchCosts
-from shapestream.scheduling.call_costs import CallBytes, CallCosts
-from shapestream.scheduling.cost_grid import Sizes, elements_of
+from shapestream.scheduling.call_bytes import CallBytes
+from shapestream.scheduling.cost_grid import Floats, Integers, Sizes, elements_of
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.rounding import ShapeRounding
 from shapestream.scheduling.size_steps import SizeSteps
 from shapestream.scheduling.worker_class import WorkerClass
+from shapestream.scheduling.worker_costs import WorkerCosts
 from shapestream_engine.cost_table import CostTable, LearnedCosts
 
 NOTHING_LEARNED: Mapping[str, LearnedCosts] = MappingProxyType({})
@@ -41,19 +41,19 @@ class ModelCosts:
         self._versions = versions
         self.worker_classes: dict[str, WorkerClass] = {}
         """By the key of the table; "" where there is none."""
-        self._slots: dict[int, BatchCosts] = {}
+        self._slots: dict[int, WorkerCosts] = {}
         """By the slots that have the model."""
-        self._most_common: BatchCosts | None = None
-        """See `batch_costs`; None where it must be looked for."""
-        self._call_costs: dict[WorkerClass | BatchCosts, CallCosts] = {}
-        """By worker class as long as no preparation is known to cost anything; by worker from then on."""
+        self._workers: dict[tuple[WorkerClass, str], WorkerCosts] = {}
+        """By the workers of these slots."""
+        self._usual: WorkerCosts | None = None
+        """See `on`; None where it must be looked for."""
         self.rounding = (
             None
             if profile.max_shapes is None
-            else ShapeRounding(profile, lambda rows, shapes: self.batch_costs().seconds(rows, shapes))
+            else ShapeRounding(profile, self._usual_seconds, self._sizes_changed)
         )
         """The sizes that call shapes are rounded up to, where the model has a cap on them."""
-        self.steps = SizeSteps(profile, self.batch_costs) if SizeSteps.suits(profile) else None
+        self.steps = SizeSteps(profile, self.on) if SizeSteps.suits(profile) else None
         """The step that sizes of requests are rounded up to, where they may be."""
         self.call_bytes = CallBytes(profile, self.rounding)
         """Bytes of the inputs of its calls, and their bound."""
@@ -68,8 +68,13 @@ class ModelCosts:
         """Add a slot of a worker; `table`: the costs that the worker measured, if any."""
         if table is not None and table.dimensions != self.profile.dimensions:
             table = None  # of another model that was called the same
-        self._slots[slot] = self._class_of(table).join(worker)
-        self._slots_changed()
+        worker_class = self._class_of(table)
+        worker_class.join(worker)
+        name = worker_class, worker
+        if name not in self._workers:
+            self._workers[name] = WorkerCosts(worker_class, worker)
+        self._slots[slot] = self._workers[name]
+        self._usual = None
 
     def take_in(self, table: CostTable) -> None:
         """Add a worker's table before its slots join."""
@@ -78,14 +83,12 @@ class ModelCosts:
 
     def leave(self, slot: int) -> None:
         """Remove a slot. What its batches taught stays known."""
-        batch_costs = self._slots.pop(slot, None)
-        if batch_costs is not None:
-            batch_costs.worker_class.leave(batch_costs)
-            self._slots_changed()
-
-    def _slots_changed(self) -> None:
-        self._most_common = None
-        self._call_costs.clear()
+        costs = self._slots.pop(slot, None)
+        if costs is not None:
+            costs.worker_class.leave(costs.worker)
+            if not costs.worker_class.has(costs.worker):
+                del self._workers[costs.worker_class, costs.worker]
+            self._usual = None
 
     def _class_of(self, table: CostTable | None) -> WorkerClass:
         key = "" if table is None else table.key
@@ -99,26 +102,33 @@ class ModelCosts:
             if idle is not None:
                 del self.worker_classes[idle]
         learned = None if table is None else self._known.get(table.digest)
-        worker_class = self.worker_classes[key] = WorkerClass(self.profile, table, self._versions, learned)
+        worker_class = self.worker_classes[key] = self._new_class(table, learned)
         return worker_class
 
-    def batch_costs(self, slot: int | None = None) -> BatchCosts:
-        """Return the costs on a slot; without a slot, on the first worker of the class with the most slots."""
-        own = None if slot is None else self._slots.get(slot)
-        if own is not None:
-            return own
-        if self._most_common is None:
-            self._most_common = self._first_of_most_common()
-        return self._most_common
+    def _new_class(self, table: CostTable | None, learned: LearnedCosts | None) -> WorkerClass:
+        return WorkerClass(self.profile, table, self._versions, self.call_bytes, learned)
 
-    def _first_of_most_common(self) -> BatchCosts:
-        worker_classes = self.worker_classes
-        if not worker_classes:
-            worker_classes[""] = WorkerClass(self.profile, None, self._versions)
-        worker_class = max(worker_classes.values(), key=lambda worker_class: worker_class.slots)
-        if not worker_class.batch_costs:
-            worker_class.batch_costs[""] = BatchCosts(self.profile, worker_class, "")
-        return next(iter(worker_class.batch_costs.values()))
+    def on(self, slot: int | None = None) -> WorkerCosts:
+        """Return the costs on a slot; without a slot, on the first worker of the class with the most slots."""
+        if slot is not None and (own := self._slots.get(slot)) is not None:
+            return own
+        if self._usual is None:
+            worker_classes = self.worker_classes
+            if not worker_classes:
+                worker_classes[""] = self._new_class(None, None)
+            most_common = max(worker_classes.values(), key=lambda worker_class: worker_class.slots)
+            here = (costs for costs in self._workers.values() if costs.worker_class is most_common)
+            self._usual = next(here, None) or WorkerCosts(most_common, "")
+        return self._usual
+
+    def _usual_seconds(self, rows: Integers, shapes: Integers) -> Floats:
+        """Return `WorkerClass.seconds` of the most common worker class."""
+        return self.on().worker_class.seconds(rows, shapes)
+
+    def _sizes_changed(self) -> None:
+        """Begin a new version of all prices: calls are rounded to other sizes than before."""
+        for worker_class in self.worker_classes.values():
+            worker_class.renew()
 
     # ------------------------------------------------------------ observations
 
@@ -131,12 +141,10 @@ class ModelCosts:
         """
         if not 0.0 <= busy_s < inf:
             return
-        batch_costs = self._slots.get(slot) or self.batch_costs()
-        rows, shape = (sizes[0], sizes[1:]) if self.profile.has_batch else (1, sizes)
-        calls = batch_costs.calls(rows, shape)
-        steady_s = batch_costs.second(rows, shape) * batch_costs.slowdown if preparations else 0.0
-        batch_costs.worker_class.observe(batch_costs, calls, busy_s, preparations, requests, steady_s)
-        batch_costs.met(calls)
+        costs = self.on(slot)
+        rows, shape = self._parted(sizes)
+        costs.worker_class.observe(costs.worker, rows, shape, busy_s, preparations, requests)
+        costs.met(rows, shape)
         if self.steps is not None:
             self.steps.ran(sizes)
         self.mean_batch_s = _moved(self.mean_batch_s, busy_s)
@@ -144,62 +152,37 @@ class ModelCosts:
 
     # ------------------------------------------------------------ predictions
 
-    def call_costs(self, slot: int | None = None) -> CallCosts:
-        """Return the costs of the calls that batches become, on `batch_costs`."""
-        return self._calls_on(self.batch_costs(slot))
-
-    def on_slot(self, slot: int) -> tuple[CallCosts, float]:
-        """Return `call_costs` and `slowdown` of a slot."""
-        own = self._slots.get(slot)
-        return (self.call_costs(), 1.0) if own is None else (self._calls_on(own), own.slowdown)
-
-    def _calls_on(self, batch_costs: BatchCosts) -> CallCosts:
-        worker_class = batch_costs.worker_class
-        owner = batch_costs if worker_class.new.measured else worker_class
-        costs = self._call_costs.get(owner)
-        if costs is None:
-            costs = self._call_costs[owner] = CallCosts(batch_costs, self.profile, self.rounding)
-        costs.renew()
-        return costs
-
-    def slowdown(self, slot: int) -> float:
-        """Return the seconds on this slot / those that its `BatchCosts` predict; 1.0 while nothing is known.
-
-        `pace` compares slots of different worker classes; this does not.
-        """
-        batch_costs = self._slots.get(slot)
-        return 1.0 if batch_costs is None else batch_costs.slowdown
-
     def pace(self, slot: int, sizes: Sizes) -> float | None:
         """Return the seconds of a batch on this slot / on the most common worker class; None while nothing is measured.
 
         It compares slots, and turns predictions without a slot (`batch_s`, `batched_share_s`) into seconds on this one.
+        `WorkerCosts.slowdown` compares workers of one class alone.
         """
-        usual = self._most_common or self.batch_costs()
-        batch_costs = self._slots.get(slot, usual)
-        if batch_costs.worker_class is usual.worker_class:
-            return batch_costs.slowdown if usual.worker_class.measured else None
+        usual = self.on()
+        own = self._slots.get(slot, usual)
+        if own.worker_class is usual.worker_class:
+            return own.slowdown if own.measured else None
         here_s, usual_s = self.batch_s(sizes, slot), self.batch_s(sizes)
         return here_s / usual_s if here_s and usual_s else None
 
     def expect(self, requests: Iterable[Sizes]) -> None:
-        """Price requests in one prediction; `batched_share_s` and `batch_s` then look it up.
+        """Price the shapes of several requests at once, which takes less time; they are looked up later.
 
         Sizes that do not fit the model are left out: such a request fails by itself.
         """
-        number = len(self.profile.dimensions)
-        self.batch_costs().expect(
-            [self._parted(sizes) for sizes in requests if len(sizes) == number and min(sizes, default=0) >= 0]
-        )
+        number, first = len(self.profile.dimensions), 1 if self.profile.has_batch else 0
+        fitting = [sizes for sizes in requests if len(sizes) == number and min(sizes, default=0) >= 0]
+        self.on().worker_class.price([sizes[first:] for sizes in fitting])
 
     def batch_s(self, sizes: Sizes, slot: int | None = None) -> float | None:
         """Return the predicted seconds of a batch; None while nothing is measured."""
-        batch_costs = self.batch_costs(slot)
-        if not batch_costs.worker_class.measured:
+        worker = self.on(slot)
+        prices = worker.worker_class
+        if not prices.measured:
             return None
         rows, shape = self._parted(sizes)
-        slowdown = 1.0 if slot is None else batch_costs.slowdown
-        return slowdown * min(batch_costs.second(rows, shape), batch_costs.longest_s(rows, shape))
+        slowdown = 1.0 if slot is None else worker.slowdown
+        return slowdown * min(prices.second(rows, shape), prices.longest_s(rows, shape))
 
     @property
     def least_s(self) -> float:
@@ -207,12 +190,9 @@ class ModelCosts:
         return self.batch_s((1,) * len(self.profile.dimensions)) or 0.0
 
     def batched_share_s(self, sizes: Sizes) -> tuple[float, float] | None:
-        """Return `BatchCosts.batched_share_s` of the most common worker class; None while nothing is measured."""
-        batch_costs = self.batch_costs()
-        if not batch_costs.worker_class.measured:
-            return None
-        rows, shape = (sizes[0], sizes[1:]) if self.profile.has_batch else (1, sizes)
-        return batch_costs.batched_share_s(rows, shape)
+        """Return `WorkerClass.batched_share_s` of the most common worker class; None while nothing is measured."""
+        prices = self.on().worker_class
+        return prices.batched_share_s(*self._parted(sizes)) if prices.measured else None
 
     def rough_s(self, sizes: Sizes) -> float | None:
         """Return the seconds that a lone request took lately, preparation included; None before any ran.
@@ -220,20 +200,13 @@ class ModelCosts:
         It prices requests while nothing is measured. Where every batch has a new shape, the preparation cannot be told
         from the call. So this price is charged to clients, but no deadline is refused because of it.
         """
-        paid = self.batch_costs().worker_class.paid
+        paid = self.on().worker_class.paid
         return min(paid.second(elements_of(sizes)), paid.longest_s) if paid.measured else None
 
     @property
     def shapes(self) -> int:
         """The number of call shapes that ran lately, on the worker that knows most of them."""
-        return max(
-            [
-                len(batch_costs.known)
-                for worker_class in self.worker_classes.values()
-                for batch_costs in worker_class.batch_costs.values()
-            ],
-            default=0,
-        )
+        return max([len(costs.known) for costs in self._workers.values()], default=0)
 
     def _parted(self, sizes: Sizes) -> tuple[int, Sizes]:
         """Split sizes into rows and shape."""

@@ -100,11 +100,7 @@ class Deadlines:
             if idle:
                 # It is tried, until its deadline: a prediction that is far too long must not keep all from running.
                 return None
-            message = (
-                f"the deadline cannot be met: {left_s:.3f} s are left{_and_then(arrival)}, "
-                f"a slot is free in about {free_s:.3f} s, and then it takes about {alone_s:.3f} s"
-            )
-            return Refusal("deadline_exceeded", message)
+            return _hopeless(arrival, left_s, free_s, alone_s)
         if idle or arrival.since is not None:  # a stage of what was admitted is not refused for its wait
             return None
         queued_s = sum([other.cost_s / other.pool.serving for other in queue.sharing])
@@ -225,17 +221,26 @@ class Deadlines:
         left_s = deadline - starts_at
         if starts_at - request.arrived < WAITED_OF_TIME * (deadline - request.arrived):
             return False
-        batch_costs = queue.costs.batch_costs(slot.id)
-        if not batch_costs.worker_class.measured:
+        costs = queue.costs.on(slot.id)
+        prices = costs.worker_class
+        if not prices.measured:
             return False
         try:
             if queue.alone:
-                call_s = batch_costs.second(request.rows, request.own_shape)
+                call_s = prices.second(request.rows, request.own_shape)
             else:
-                _, call_s = batch_costs.batched_share_s(request.rows, request.shape)
+                _, call_s = prices.batched_share_s(request.rows, request.shape)
         except Exception:  # noqa: BLE001 - what cannot be priced is tried
             return False
-        return left_s < call_s * batch_costs.slowdown
+        return left_s < call_s * costs.slowdown
+
+
+def _hopeless(arrival: Arrival, left_s: float, free_s: float, alone_s: float) -> Refusal:
+    message = (
+        f"the deadline cannot be met: {left_s:.3f} s are left{_and_then(arrival)}, "
+        f"a slot is free in about {free_s:.3f} s, and then it takes about {alone_s:.3f} s"
+    )
+    return Refusal("deadline_exceeded", message)
 
 
 def _and_then(arrival: Arrival) -> str:

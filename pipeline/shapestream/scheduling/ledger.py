@@ -132,7 +132,6 @@ class Ledger:
         """Move requests of a batch that is over back to what waits, beyond the bound if need be."""
         for request in requests:
             request.batch = None
-            request.queue.arrivals.add_again(request)
             request.queue.waits.enter(1, now)
             request.queue.shares.room.enter(1, request.nbytes)
         self.running -= len(requests)

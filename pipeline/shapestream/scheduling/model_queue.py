@@ -1,10 +1,7 @@
 """The queue of one model: what waits for it, in buckets, in turns, to run again, and as suspects.
 
-The planner takes a batch from the buckets (buckets.py) for the request whose turn it is (turns.py). Requests of a batch that
+The planner takes a batch from the buckets for the request whose turn it is (both queueing.py). Requests of a batch that
 failed wait in fixed groups (`reruns`), suspects by themselves. Every change keeps the counts and the predicted seconds.
-
-A request that comes alone mostly leaves at once. While it is the only one, there is nothing to choose from, so it is in no
-bucket and no flow: it is listed there when another comes, or when either is looked at (`list_only`).
 """
 
 from __future__ import annotations
@@ -17,26 +14,84 @@ from math import inf, prod
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from shapestream.scheduling.answers import OVER, Awaited, Returns
-from shapestream.scheduling.buckets import EMPTY, Bucket, Lane
 from shapestream.scheduling.costs import ModelCosts
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.fairness import FairShares, GroupRoom, QueueRoom
-from shapestream.scheduling.occupancy import Occupancy
 from shapestream.scheduling.queueing import (
+    EMPTY,
     QUEUED,
     RERUN,
     SUSPECT,
-    Arrivals,
+    Bucket,
+    ClientFlow,
+    Lane,
     LazyHeap,
     Request,
+    Turns,
     by_rerun,
     nanoseconds,
 )
-from shapestream.scheduling.turns import ClientFlow, Turns
+from shapestream.scheduling.scheduler_statistics import Occupancy
 
 if TYPE_CHECKING:  # a queue knows the slots that it is for
     from shapestream.scheduling.slots import SlotPool
+
+
+class AnsweredBatch(NamedTuple):
+    """The batch that a slot has just answered."""
+
+    model: str
+    at: float
+    ran_s: float
+    """Seconds that it held the slot."""
+    rows: int
+    """Of the requests that were answered."""
+    shape: tuple[int, ...]
+    """Of its call, without the batch axis."""
+    arrived_rows: int
+    """`Returns.arrived_rows` at that time."""
+
+
+class Awaited(NamedTuple):
+    """The wait of a model's free slots for requests that follow answers."""
+
+    until: float
+    rows: int
+    """Queued rows that end the wait."""
+
+
+OVER = Awaited(-inf, 0)
+
+
+class Returns:
+    """Measures how soon a model receives half as many rows as it has just answered."""
+
+    __slots__ = ("_watched", "after_s", "arrived_rows")
+
+    def __init__(self) -> None:
+        self.arrived_rows = 0
+        """Rows of all requests that ever arrived."""
+        self.after_s = inf
+        """Seconds from the answers that were watched last until then; inf if it took longer than they were watched."""
+        self._watched: tuple[float, float, float] | None = None
+        """Time of the answers, end of the watch, and the `arrived_rows` at which half have returned."""
+
+    def answered(self, rows: int, now: float, watched_s: float) -> None:
+        """Watch arrivals for `watched_s` seconds after an answer, unless earlier answers still are watched."""
+        if self._watched is not None:
+            if now <= self._watched[1]:
+                return
+            self.after_s = inf
+        self._watched = now, now + watched_s, self.arrived_rows + rows / 2
+
+    def arrived(self, rows: int, now: float) -> None:
+        """Count rows that arrive."""
+        self.arrived_rows += rows
+        if self._watched is not None and self.arrived_rows >= self._watched[2]:
+            at, until, _ = self._watched
+            self.after_s = now - at if now <= until else inf
+            self._watched = None
+
 
 MOST_COUNTED = 512
 """Largest number of buckets that are counted by size, in about 1 ms. Longer lists are sampled at even distances."""
@@ -83,11 +138,12 @@ class ModelQueue:
         self._padded_axes = [axis for axis, padded in enumerate(self.padded) if padded]
         self._equal_axes = [axis for axis, padded in enumerate(self.padded) if not padded]
         """Those along which requests that share a batch have equal sizes."""
-        self.only: Request | None = None
-        """The only request that waits in a lane, as long as it is not listed there."""
-        self._buckets: dict[tuple[int, ...], Bucket] = {}
-        self._lanes: dict[tuple[int, ...], Lane] = {}
-        self._turns = Turns()
+        self.buckets: dict[tuple[int, ...], Bucket] = {}
+        """What waits in lanes, by size."""
+        self.lanes: dict[tuple[int, ...], Lane] = {}
+        """The lanes with these buckets, by the sizes that may not be padded."""
+        self.turns = Turns()
+        """The flows with what waits in lanes."""
         self.due = LazyHeap(QUEUED)
         """By the end of their delay; filled only where the model has one."""
         self.returns = Returns()
@@ -118,31 +174,11 @@ class ModelQueue:
         """Predicted seconds of all batches that ran and had a prediction."""
         self.measured_s = 0.0
         """Seconds that these took."""
-        self.arrivals = Arrivals()
-        """All waiting requests by admission, those that run again included. `only` is not: it would be the last."""
         self.waits = Occupancy()
         """The seconds that they waited; the ledger reports arrivals."""
 
     def __repr__(self) -> str:
         return f"<{self.profile.name}: {self.waiting} waiting>"
-
-    @property
-    def buckets(self) -> dict[tuple[int, ...], Bucket]:
-        """What waits in lanes, by size."""
-        self.list_only()
-        return self._buckets
-
-    @property
-    def lanes(self) -> dict[tuple[int, ...], Lane]:
-        """The lanes with these buckets, by the sizes that may not be padded."""
-        self.list_only()
-        return self._lanes
-
-    @property
-    def turns(self) -> Turns:
-        """The flows with what waits in lanes."""
-        self.list_only()
-        return self._turns
 
     @property
     def waiting(self) -> int:
@@ -193,7 +229,7 @@ class ModelQueue:
         client = self.shares.client(number)
         flow = client.flows.get(self.profile.name)
         if flow is None:
-            flow = client.flows[self.profile.name] = ClientFlow(client, self)
+            flow = client.flows[self.profile.name] = ClientFlow(client)
         return flow
 
     def share_slots(self, other: ModelQueue) -> None:
@@ -208,16 +244,11 @@ class ModelQueue:
     def add(self, request: Request) -> None:
         """Queue a new request, which `FairShares.stamp` has counted."""
         flow = request.flow
-        if not self.count:
-            self.only = request
-        else:
-            if self.only is not None:
-                self.list_only()
-            self._list(request)
-            if flow.queued == 1:
-                self._turns.put(flow, request)
-            elif flow.has_priorities:
-                self._turns.put(flow, flow.first())
+        self._list(request)
+        if flow.queued == 1:
+            self.turns.put(flow, request)
+        elif flow.has_priorities:
+            self.turns.put(flow, flow.first())
         flow.queued_bytes += request.arrival.nbytes
         self.count += 1
         self.rows += request.rows
@@ -226,27 +257,15 @@ class ModelQueue:
 
     def first(self) -> Request | None:
         """Return the first request of the flow that has the turn; None if nothing waits in lanes."""
-        return self._turns.first() if self.only is None else self.only
-
-    def oldest(self) -> Request | None:
-        """Return the waiting request that was admitted first; None if none waits."""
-        return self.arrivals.oldest() or self.only
-
-    def list_only(self) -> None:
-        """List the only request in its bucket and its flow, if it is not there."""
-        only, self.only = self.only, None
-        if only is not None:
-            self._list(only)
-            self._turns.put(only.flow, only)
+        return self.turns.first()
 
     def _list(self, request: Request) -> None:
         name = (*EMPTY, *request.shape) if request.empty else request.shape
-        bucket = self._buckets.get(name)
+        bucket = self.buckets.get(name)
         if bucket is None:
-            bucket = self._buckets[name] = self._open_bucket(name, request)
+            bucket = self.buckets[name] = self._open_bucket(name, request)
         request.bucket = bucket
         bucket.add(request)
-        self.arrivals.add(request)
         if self.delay_s and bucket.rows >= self.profile.max_batch:
             self.full[bucket.name] = bucket
         request.flow.requests.push(request.rank, request)
@@ -260,9 +279,9 @@ class ModelQueue:
             elements = prod([shape[axis] for axis in self._padded_axes])
         if request.empty:
             key = EMPTY
-        lane = self._lanes.get(key)
+        lane = self.lanes.get(key)
         if lane is None:
-            lane = self._lanes[key] = Lane(key)
+            lane = self.lanes[key] = Lane(key)
         bucket = Bucket(name, lane, shape, elements)
         lane.add(bucket)
         return bucket
@@ -293,8 +312,6 @@ class ModelQueue:
     def leave(self, count: int, nbytes: int, now: float) -> None:
         """Count the end of `count` waits: requests of so many bytes that were taken out to run, or have ended."""
         self.waits.leave(count, now)
-        if self.arrivals.requests:
-            self.arrivals.shrink(self.waits.present)
         self.shares.room.leave(count, nbytes)
 
     def _remove(self, requests: Sequence[Request]) -> dict[ClientFlow, float]:
@@ -311,17 +328,14 @@ class ModelQueue:
         self.count -= len(requests)
         self.rows -= rows
         self._cost_ns -= cost_ns
-        if self.only is None:
-            self._unlist(requests, left)
-        else:
-            self.only = None
+        self._unlist(requests, left)
         for flow, share_s in left.items():
             if not flow.queued:
                 flow.run_empty()
                 continue
             flow.queued_s -= share_s
             if flow.has_priorities:
-                self._turns.put(flow, flow.first())
+                self.turns.put(flow, flow.first())
         if self.delay_s:
             self.due.shrink(self.count)
         return left
@@ -343,16 +357,16 @@ class ModelQueue:
                     self.full.pop(bucket.name, None)
             else:
                 self._close_bucket(bucket)
-        self._turns.shrink(self.count)
+        self.turns.shrink(self.count)
 
     def _close_bucket(self, bucket: Bucket) -> None:
-        del self._buckets[bucket.name]
+        del self.buckets[bucket.name]
         if self.full:
             self.full.pop(bucket.name, None)
         lane = bucket.lane
         lane.remove(bucket)
         if not lane.buckets:
-            del self._lanes[lane.key]
+            del self.lanes[lane.key]
 
     def meet(self, sizes: tuple[int, ...]) -> bool:
         """Remember a batch's sizes, mean bytes of strings apart. Return whether they are new, as far as remembered."""

@@ -6,8 +6,9 @@ holds the anchor. Nothing here changes a queue: the scheduler takes the members 
 How a batch is cut:
 
 1. Requests of one lane are sorted by the elements of a row. A window of about `WINDOW` of them around the anchor is cut
-   into contiguous segments of the least total cost (segments.py). The anchor's segment is the batch. If all requests of
-   the lane have equal sizes, only the number of rows is chosen.
+   into contiguous segments of the least total cost (segments.py). The anchor's segment is the batch. Where the shapes of a
+   window are not nested, the anchor gets the nearest requests instead. If all requests of the lane have equal sizes, only
+   the number of rows is chosen.
 2. A window is cut once per turn of the event loop (`Plan`). Slots that are free in the same turn take its other segments.
 3. A batch may be enlarged to try a size whose price is not tested (tries.py).
 4. `within_limits` drops members that would pass a limit of a batch or would make another member late.
@@ -17,7 +18,7 @@ It promises: the anchor is in the batch, alone if need be. Of every bucket the r
 no request overtakes an equal one of its client. No limit of `SegmentLimits` is passed by a batch of several requests.
 
 It does not look beyond the window. It decides neither whose turn it is (fairness.py does) nor whether to wait for more
-requests (answer_waits.py does). With several padded dimensions the cuts are good, but not proven to be the best.
+requests (answer_waits.py does).
 """
 
 from __future__ import annotations
@@ -30,15 +31,14 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from shapestream.scheduling.buckets import Bucket, Lane
-from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.cost_grid import Sizes, elements_of
 from shapestream.scheduling.events import CutReason
-from shapestream.scheduling.queueing import Request
-from shapestream.scheduling.segments import SegmentLimits, Window, cut_window
+from shapestream.scheduling.queueing import Bucket, Lane, Request
+from shapestream.scheduling.segments import NEVER, SegmentLimits, Window, are_nested, cut_window, nearest
 from shapestream.scheduling.slots import Slot, SlotPool
-from shapestream.scheduling.tries import is_due, may_be_due, tried_rows
-from shapestream.scheduling.worker_class import BATCH_S, WorkerClass
+from shapestream.scheduling.tries import tried_rows
+from shapestream.scheduling.worker_class import BATCH_S
+from shapestream.scheduling.worker_costs import WorkerCosts
 
 DELAYED = 2.0
 """Requests that a batch delays besides its members, per request that waits: half of these, and all that arrive before
@@ -65,7 +65,7 @@ class Cut(NamedTuple):
     """The largest sizes of its members; empty where nothing was worked out."""
     reason: CutReason = CutReason.COST
 
-    def started(self, costs: CallCosts) -> None:
+    def started(self, costs: WorkerCosts) -> None:
         """Note that the device meets the call's shape. That of a request that an audit runs alone counts under no cap."""
         if costs.rounding is None:
             if costs.prepares and self.shape == self.largest:  # a larger shape was prepared before
@@ -81,20 +81,20 @@ class Cut(NamedTuple):
 
 def plan_batch(
     anchor: Request,
-    costs: CallCosts,
+    costs: WorkerCosts,
     plan: Plan,
     *,
     starts_at: float,
     slowdown: float = 1.0,
     most_s: float | None = None,
     max_rows: int | None = None,
-    tries: WorkerClass | None = None,
+    tries: bool = False,
 ) -> Cut:
     """Return the batch of an anchor, which must be the first request of its flow.
 
     `slowdown`: seconds on the slot / predicted seconds. `most_s`, `max_rows`: the slot's portion, in seconds on the slot and
-    in rows. `starts_at`: when the batch is predicted to start; later than now if it is queued behind another. `tries`: the
-    slot's worker class if the batch may be a try. Where costs are measured, no member is made late whose deadline could
+    in rows. `starts_at`: when the batch is predicted to start; later than now if it is queued behind another. `tries`:
+    whether the batch may be a try. Where costs are measured, no member is made late whose deadline could
     be met alone.
     """
     queue = anchor.queue
@@ -102,7 +102,6 @@ def plan_batch(
     rows = profile.max_batch if max_rows is None else min(max_rows, profile.max_batch)
     if not queue.has_batch or anchor.rows >= rows or anchor.empty:
         return batch_of([anchor], costs, reason=CutReason.ALONE)
-    queue.list_only()
     limits = SegmentLimits(
         max_rows=rows,
         max_bytes=costs.bytes.planned_most,
@@ -111,12 +110,14 @@ def plan_batch(
     )
     bucket = anchor.bucket
     delayed = DELAYED * queue.count if costs.measured else None
-    if len(bucket.lane.buckets) == 1 or bucket.rows >= min(rows, costs.useful_rows(bucket.shape)[0]):
+    if len(bucket.lane.buckets) == 1 or bucket.rows >= min(
+        rows, costs.worker_class.useful_rows(bucket.shape)[0]
+    ):
         members = bucket.prefix_with(anchor, _equal_rows(bucket, costs, limits, delayed), rows)
     else:
         members = plan.take(anchor, costs, limits, delayed)
-    if tries is not None and most_s is None and max_rows is None:
-        larger = _larger(members, bucket, costs, limits, tries)
+    if tries and most_s is None and max_rows is None:
+        larger = _larger(members, bucket, costs, limits)
         if larger is not None:
             members = larger
             plan.forget(bucket.lane)
@@ -128,7 +129,7 @@ def plan_batch(
 
 def batch_of(
     members: Sequence[Request],
-    costs: CallCosts,
+    costs: WorkerCosts,
     bucket: Bucket | None = None,
     reason: CutReason = CutReason.COST,
 ) -> Cut:
@@ -159,7 +160,7 @@ def batch_of(
     return Cut(members, rows, call.shape, padding, costs.expected_s(call), call.rows, shape, reason)
 
 
-def alone(members: Sequence[Request], rows: int, shape: tuple[int, ...], costs: CallCosts) -> Cut:
+def alone(members: Sequence[Request], rows: int, shape: tuple[int, ...], costs: WorkerCosts) -> Cut:
     """Return the batch of one request, or of an audit, at exactly these sizes, whatever cap there is on call shapes."""
     seconds = costs.expected_s(costs.exact_call(rows, shape))
     return Cut(members, rows, shape, 0, seconds, rows, shape, CutReason.AUDITED)
@@ -188,7 +189,7 @@ ALL = Portion()
 
 
 def portion(
-    pool: SlotPool, slot: Slot, anchor: Request, costs: CallCosts, slowdown: float, now: float
+    pool: SlotPool, slot: Slot, anchor: Request, costs: WorkerCosts, slowdown: float, now: float
 ) -> Portion:
     """Return the upper limits of a batch with `anchor` on `slot`.
 
@@ -216,7 +217,7 @@ def portion(
         return ALL
     if not costs.measured:
         return Portion(max_rows=even)
-    return Portion(most_s=max(portion_s, slowdown * costs.batch_costs.second(even, anchor.shape)))
+    return Portion(most_s=max(portion_s, slowdown * costs.worker_class.second(even, anchor.shape)))
 
 
 WINDOW = 32
@@ -250,7 +251,7 @@ class Plan:
         self.left.clear()
 
     def take(
-        self, anchor: Request, costs: CallCosts, limits: SegmentLimits, delayed: float | None
+        self, anchor: Request, costs: WorkerCosts, limits: SegmentLimits, delayed: float | None
     ) -> list[Request]:
         """Return the segment of an anchor, which no other slot gets: the anchor, its bucket's requests, then the others."""
         bucket = anchor.bucket
@@ -272,26 +273,49 @@ class Plan:
 
 
 def _optimal_segments(
-    bucket: Bucket, costs: CallCosts, limits: SegmentLimits, delayed: float | None
+    bucket: Bucket, costs: WorkerCosts, limits: SegmentLimits, delayed: float | None
 ) -> list[Segment]:
-    """Return the optimal cuts of the window around a bucket."""
-    _, close_rows = costs.useful_rows(bucket.shape)
-    parts = bucket.lane.window(bucket, max(WINDOW, min(MOST_WINDOW, close_rows)))
+    """Return the optimal cuts of the window around a bucket, or the batch of its first request."""
+    _, close_rows = costs.worker_class.useful_rows(bucket.shape)
+    size = max(WINDOW, min(MOST_WINDOW, close_rows))
+    parts = bucket.lane.window(bucket, size)
+    shapes = np.array([own.shape for own, _ in parts], np.intp)
+    if delayed is not None and not are_nested(shapes):
+        return [_nearest(bucket, size, costs, limits, delayed)]
     batch_s = BATCH_S if costs.measured else 0.0
-    if bucket.count == 1 and costs.grows and _runs_alone(bucket, parts, costs, batch_s):
+    if bucket.count == 1 and costs.worker_class.grows and _runs_alone(bucket, parts, costs, batch_s):
         return [{bucket: 1}]
     ends = cut_window(_window(parts), costs, limits, delayed=delayed, batch_s=batch_s)
     return _segments(parts, ends)
 
 
-def _runs_alone(bucket: Bucket, parts: list[tuple[Bucket, int]], costs: CallCosts, batch_s: float) -> bool:
+def _nearest(bucket: Bucket, size: int, costs: WorkerCosts, limits: SegmentLimits, delayed: float) -> Segment:
+    """Return the batch of the first request of a bucket, of twice a window: what is nearest may be far by elements."""
+    first = bucket.first()
+    parts = bucket.lane.window(bucket, min(2 * size, MOST_WINDOW))
+    others = [
+        request for own, count in parts for request in own.first_requests(count) if request is not first
+    ]
+    requests = [first, *others]
+    window = Window(
+        rows=np.array([request.rows for request in requests], np.intp),
+        shapes=np.array([request.shape for request in requests], np.intp),
+    )
+    cost_s = np.array([request.cost_ns for request in requests]) / 1e9
+    if not cost_s.all():  # some came before anything was measured
+        cost_s = np.minimum(costs.seconds(window.rows, window.shapes), NEVER)
+    places = nearest(window, cost_s, costs, limits, delayed=delayed, batch_s=BATCH_S)
+    return Counter([bucket, *[requests[place].bucket for place in places]])
+
+
+def _runs_alone(bucket: Bucket, parts: list[tuple[Bucket, int]], costs: WorkerCosts, batch_s: float) -> bool:
     """Tell whether the only request of a bucket would cost more with each single other request than both alone.
 
     No programme is needed then: where seconds are linear in rows and size, more requests together save no more than a
-    pair. With several padded dimensions that is a good guess, not a proof: others together may be as large as it.
+    pair.
     """
     rows, shape = bucket.rows, bucket.shape
-    second = costs.batch_costs.second
+    second = costs.worker_class.second
     own_s = costs.call(rows, shape).seconds + batch_s
     others = [other.shape for other, _ in parts if other is not bucket]
     at = next(place for place, (other, _) in enumerate(parts) if other is bucket)
@@ -321,7 +345,7 @@ def _window(parts: list[tuple[Bucket, int]]) -> Window:
 
 def within_limits(
     members: list[Request],
-    costs: CallCosts,
+    costs: WorkerCosts,
     limits: SegmentLimits,
     slowdown: float,
     starts_at: float,
@@ -348,7 +372,7 @@ def within_limits(
 
 
 def _in_time(
-    members: Sequence[Request], rows: int, shape: Sizes, costs: CallCosts, slowdown: float, starts_at: float
+    members: Sequence[Request], rows: int, shape: Sizes, costs: WorkerCosts, slowdown: float, starts_at: float
 ) -> bool:
     """Tell whether the batch ends before all deadlines that its members could meet alone."""
     if not costs.measured or all(request.deadline is None for request in members):
@@ -364,7 +388,7 @@ def _in_time(
 
 
 def _legal(
-    members: Sequence[Request], rows: int, shape: Sizes, costs: CallCosts, limits: SegmentLimits
+    members: Sequence[Request], rows: int, shape: Sizes, costs: WorkerCosts, limits: SegmentLimits
 ) -> bool:
     """Tell whether a batch of these members, with so many rows and this shape, passes no limit."""
     if limits.max_bytes is not None and costs.bytes.of_batch(rows, shape) > limits.max_bytes:
@@ -378,7 +402,7 @@ def _legal(
     return True
 
 
-def _equal_rows(bucket: Bucket, costs: CallCosts, limits: SegmentLimits, delayed: float | None) -> int:
+def _equal_rows(bucket: Bucket, costs: WorkerCosts, limits: SegmentLimits, delayed: float | None) -> int:
     """Return the number of rows that a batch of one shape should have; segments.py says what is minimised."""
     most = min(limits.max_rows, bucket.rows)
     if most < 2:
@@ -394,7 +418,7 @@ def _equal_rows(bucket: Bucket, costs: CallCosts, limits: SegmentLimits, delayed
 
 
 def _larger(
-    members: list[Request], bucket: Bucket, costs: CallCosts, limits: SegmentLimits, worker_class: WorkerClass
+    members: list[Request], bucket: Bucket, costs: WorkerCosts, limits: SegmentLimits
 ) -> list[Request] | None:
     """Return the members of a try in the place of these; None where none is due, or too few requests wait."""
     if len(bucket.lane.buckets) == 1 and bucket.count == len(members):
@@ -406,8 +430,8 @@ def _larger(
     most = min(limits.max_rows, call.rows)
     if most <= rows or members[0].queue.rows < most:
         return None
-    calls = costs.batch_costs.calls
-    if not may_be_due(worker_class, calls(call.rows, call.shape)):
+    prices = costs.worker_class
+    if not prices.is_try_due(prices.calls(call.rows, call.shape)):
         return None
     chosen = {request.id for request in members}
     room = most - rows
@@ -429,9 +453,8 @@ def _larger(
     apart_s += added_rows / rows * (costs.call(rows, added_shape).seconds + BATCH_S)
     apart = rows * elements_of(shape) + added_rows * elements_of(added_shape)
     padded = together.rows * elements_of(together.shape) / max(1.0, apart)
-    if not is_due(
-        worker_class, calls(together.rows, together.shape), together.seconds + BATCH_S - apart_s, padded
-    ):
+    excess_s = together.seconds + BATCH_S - apart_s
+    if not prices.is_try_due(prices.calls(together.rows, together.shape), excess_s, padded):
         return None
-    worker_class.try_began()
+    prices.tries.began()
     return sorted([*members, *added], key=lambda request: request.bucket is not bucket)

@@ -24,18 +24,16 @@ from typing import TypeAlias
 
 from shapestream.scheduling.actions import Action, CancelBatch, KillSlot, ReportFault, StartBatch
 from shapestream.scheduling.answer_waits import SHARE
-from shapestream.scheduling.answers import AnsweredBatch
 from shapestream.scheduling.batches import Batch, BatchState, Suspicion
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import BatchFailed, BatchFinished, SlotLeft
 from shapestream.scheduling.fairness import Rework
 from shapestream.scheduling.hang_watch import HangWatch
 from shapestream.scheduling.ledger import Ledger
-from shapestream.scheduling.model_queue import ModelQueue, Queues
+from shapestream.scheduling.model_queue import AnsweredBatch, ModelQueue, Queues
 from shapestream.scheduling.planner import unplanned
-from shapestream.scheduling.queueing import RUNNING, Request
+from shapestream.scheduling.queueing import RUNNING, ClientFlow, Request
 from shapestream.scheduling.slots import Slot, SlotGroup, SlotPool, SlotState, SlotTable, rest_s
-from shapestream.scheduling.turns import ClientFlow
 from shapestream_engine.batch import ErrorCode
 
 Start: TypeAlias = Callable[[ModelQueue, Slot, float, list[Action]], StartBatch]

@@ -61,10 +61,14 @@ class ShapeRounding:
     """Rounds the call shapes of one model with `max_shapes`. Deterministic: it counts requests, and reads no clock."""
 
     def __init__(
-        self, profile: ModelProfile, seconds: Callable[[Integers, Integers], Floats] | None = None
+        self,
+        profile: ModelProfile,
+        seconds: Callable[[Integers, Integers], Floats] | None = None,
+        changed: Callable[[], None] | None = None,
     ) -> None:
-        """`seconds`: `BatchCosts.seconds`, which prices boundaries; without it they are priced by elements.
+        """`seconds`: `WorkerClass.seconds`, which prices boundaries; without it they are priced by elements.
 
+        `changed` is called when shapes are rounded otherwise than before.
         Raises `ValueError` for a model without a cap, or without an upper bound.
         """
         cap = profile.max_shapes
@@ -92,8 +96,7 @@ class ShapeRounding:
         self._groups: OrderedDict[Sizes, _Group] = OrderedDict()
         self._nothing = self._opened((1,) * len(self._fixed))
         self._remembered: dict[tuple[int, Sizes], tuple[int, Sizes]] = {}
-        self.version = 0
-        """Changes when shapes are rounded otherwise than before."""
+        self._tell_changed = changed
 
     def _row_sizes(self) -> Sizes:
         bound = _bound(self._profile, 0)
@@ -215,8 +218,9 @@ class ShapeRounding:
         return call_rows, call_shape
 
     def _changed(self) -> None:
-        self.version += 1
         self._remembered.clear()
+        if self._tell_changed is not None:
+            self._tell_changed()
 
     def _is_full(self, group: _Group) -> bool:
         # One start gives out two shapes at most, where its rows are divided.

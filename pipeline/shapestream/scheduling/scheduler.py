@@ -44,7 +44,6 @@ from shapestream.scheduling.answer_waits import AnswerWaits
 from shapestream.scheduling.audit import Audit, is_in_the_way
 from shapestream.scheduling.batches import Batch, BatchState, Suspicion
 from shapestream.scheduling.bundles import Bundles, Handed, Ready
-from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.costs import NOTHING_LEARNED, CostModel
 from shapestream.scheduling.deadlines import Deadlines, Refusal
 from shapestream.scheduling.events import (
@@ -76,10 +75,11 @@ from shapestream.scheduling.invariants import check
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.model_queue import ModelQueue, QueuedSizes, Queues
 from shapestream.scheduling.planner import Cut, Plan, alone, batch_of, plan_batch, portion, unplanned
-from shapestream.scheduling.queueing import QUEUED, RERUN, RUNNING, Request, by_rerun
+from shapestream.scheduling.queueing import QUEUED, RERUN, RUNNING, SUSPECT, Request, by_rerun
 from shapestream.scheduling.recovery import Isolation, Recovery
 from shapestream.scheduling.scheduler_statistics import ModelStatistics, SchedulerStatistics, Told, Troubles
 from shapestream.scheduling.slots import Slot, SlotState, SlotTable, faster_first
+from shapestream.scheduling.worker_costs import WorkerCosts
 from shapestream_engine.cost_table import LearnedCosts
 
 MOST_QUEUES = 16
@@ -135,14 +135,11 @@ def _of_its_models(request: Request, now: float, ready: Callable[[ModelQueue, fl
     best, best_key = request, (request.flow.start_s - request.bonus_s, request.order)
     elder = request if request.arrival.since is not None else None
     for flow in request.flow.client.flows.values():
-        if (
-            flow is request.flow
-            or not flow.queued
-            or not ready(flow.queue, now)
-            or flow.queue.waits_until > now
-        ):
+        if flow is request.flow or not flow.queued:
             continue
         first = flow.first()
+        if not ready(first.queue, now) or first.queue.waits_until > now:
+            continue
         key = (flow.start_s - first.bonus_s, first.order)
         if key < best_key:
             best, best_key = first, key
@@ -163,7 +160,6 @@ def _first_of_full(queue: ModelQueue, first: Request, full: Callable[[Request], 
     """Return a request whose batch would be full: the head of a full bucket, or else `first` with its neighbours."""
     if queue.rows < queue.profile.max_batch:
         return None
-    queue.list_only()
     if queue.full:
         heads = [bucket.first() for bucket in queue.full.values()]
         return min(heads, key=lambda request: request.turn)
@@ -346,16 +342,20 @@ class Scheduler:
             case ModelAdded() | ModelRunsAlone():
                 self._note_model(event)
             case ModelUnavailable():
-                self._note_model(event)
-                for request in list(ledger.requests.values()):
-                    if request.queue.profile.name == event.model and request.state is not RUNNING:
-                        actions.append(ledger.fail(request, "unavailable", event.message, now))
+                self._model_unavailable(event, now, actions)
             case DrainStarted():
                 self._admission.draining = True
             case AuditWanted():
                 self._audit.want(event)
             case _:
                 assert_never(event)
+
+    def _model_unavailable(self, event: ModelUnavailable, now: float, actions: list[Action]) -> None:
+        """Fail what waits for a model that no slot will come for."""
+        self._note_model(event)
+        for request in list(self._ledger.requests.values()):
+            if request.queue.profile.name == event.model and request.state is not RUNNING:
+                actions.append(self._ledger.fail(request, "unavailable", event.message, now))
 
     def _follow(self, now: float, actions: list[Action]) -> None:
         """Do what follows from the books."""
@@ -412,6 +412,11 @@ class Scheduler:
         queues, admission = self._queues, self._admission
         now = self._now if now is None else max(now, self._now)
         per_slot_s: dict[int, float] = {}
+        # When the oldest waiting request of each model arrived: requests are in the order of admission.
+        since: dict[ModelQueue, float] = {}
+        for request in self._ledger.requests.values():
+            if request.state <= SUSPECT:
+                since.setdefault(request.queue, request.arrived)
         for queue in queues.waiting:
             if (group := id(queue.sharing)) not in per_slot_s:  # one sum for all models that share slots
                 per_slot_s[group] = admission.queued_s(queue)
@@ -435,7 +440,7 @@ class Scheduler:
                     queued=queue.waiting,
                     queued_s=queue.waiting_s,
                     queued_s_per_slot=per_slot_s.get(id(queue.sharing), 0.0),
-                    oldest_s=0.0 if (oldest := queue.oldest()) is None else now - oldest.arrived,
+                    oldest_s=now - since.get(queue, now),
                     waited_s=queue.waits.seconds(now),
                     slots=self._slots.pools[name].count,
                     free_slots=len(self._slots.pools[name].free),
@@ -646,7 +651,7 @@ class Scheduler:
         handed.setdefault(slot, []).append(batch)
 
     def _planned(
-        self, anchor: Request, slot: Slot, costs: CallCosts, slowdown: float, now: float, *, tries: bool
+        self, anchor: Request, slot: Slot, costs: WorkerCosts, slowdown: float, now: float, *, tries: bool
     ) -> Cut:
         """Return the batch that a request goes in; `tries`: whether it may be larger than pays, to try a price."""
         queue = anchor.queue
@@ -661,7 +666,7 @@ class Scheduler:
             most_s=most_s,
             max_rows=max_rows,
             starts_at=slot.free_at(now),
-            tries=costs.batch_costs.worker_class if tries else None,
+            tries=tries,
         )
 
     def _cut(
@@ -683,7 +688,8 @@ class Scheduler:
         first = group[0]
         queue = first.queue
         try:
-            costs, slowdown = queue.costs.on_slot(slot.id)
+            costs = queue.costs.on(slot.id)
+            slowdown = costs.slowdown
             if planned is not None:
                 cut = planned
             elif queue.alone:
@@ -710,11 +716,11 @@ class Scheduler:
 
     def _start_audit(self, queue: ModelQueue, slot: Slot, cut: Cut, now: float) -> StartBatch:
         """Start an audit."""
-        costs = queue.costs.call_costs(slot.id)
+        costs = queue.costs.on(slot.id)
         cut.started(costs)
         batch = Batch(self._next_batch, slot, queue, (), cut.sizes(queue.has_batch))
         self._next_batch += 1
-        predicted_s = queue.costs.slowdown(slot.id) * cut.seconds if costs.measured else None
+        predicted_s = costs.slowdown * cut.seconds if costs.measured else None
         self._slots.start_audit(slot, batch, predicted_s, now)
         self._watch.began(batch, now)
         return StartBatch(batches=(batch,))
@@ -749,7 +755,7 @@ class Scheduler:
         profile = anchor.queue.profile
         try:
             # By a plan of its own: the turn's is for batches that start.
-            cut = plan_batch(anchor, anchor.queue.costs.call_costs(), Plan(), starts_at=-inf)
+            cut = plan_batch(anchor, anchor.queue.costs.on(), Plan(), starts_at=-inf)
         except Exception:  # noqa: BLE001 - it goes now, and what is wrong is reported when its batch is cut
             return True
         return cut.rows >= profile.max_batch

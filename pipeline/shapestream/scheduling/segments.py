@@ -1,4 +1,4 @@
-"""The optimal cuts of a sorted window: dynamic programming over contiguous segments.
+"""The optimal cuts of a sorted window: dynamic programming over contiguous segments (`cut_window`), or the nearest.
 
 Requests are sorted by the size of one row. A batch is a segment of that order. Its call has the elementwise largest
 shape and the sum of the rows.
@@ -6,7 +6,13 @@ shape and the sum of the rows.
 **Why segments are enough.** Assume one padded dimension, requests of equal rows, no limit but the number of requests, and
 seconds that never fall when a call grows. Then no other partition into sets of the same sizes is cheaper. Exchange members
 between two sets until one holds the smaller ones: the larger shape stays, and the other one can only shrink. In all other
-cases segments are a good restriction, not a proof.
+cases segments are a restriction without a proof: with rows of different sizes it is a good one.
+
+**Nearest.** Shapes of several padded dimensions may not be nested (none of two holds the other), and then neighbours by
+elements may pad each other to twice as many. So `nearest` sorts the other requests by what a call of the anchor's takes
+longer with each of them, less what that one costs in an efficient batch. Of the beginnings of this order it takes the one
+whose seconds are least beside what its members cost in efficient batches. It cuts one batch, in two passes of NumPy.
+Simulated (docs/decisions.md), it has 17 % more goodput there than segments, and less where shapes are nested.
 
 **The sum that is minimised** is that of all waiting times. Let `W` requests wait, and let batch `i` take `s_i` seconds and
 have `k_i` members. These wait for all of it. Of the `W - k_i` others, half come after it if nothing is known about the
@@ -23,8 +29,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shapestream.scheduling.call_costs import CallCosts
 from shapestream.scheduling.cost_grid import Floats, Integers, elements_of_many
+from shapestream.scheduling.worker_costs import WorkerCosts
 
 _Number = TypeVar("_Number", np.intp, np.float64)
 
@@ -63,7 +69,7 @@ class Window:
 
 def cut_window(
     window: Window,
-    costs: CallCosts,
+    costs: WorkerCosts,
     limits: SegmentLimits,
     *,
     delayed: float | None = None,
@@ -78,6 +84,49 @@ def cut_window(
     if delayed is not None:
         seconds *= delayed + 0.5 * np.arange(seconds.shape[1], 0, -1)
     return optimal_ends(seconds)
+
+
+def are_nested(shapes: Integers) -> bool:
+    """Tell whether each of these shapes (n, d), smallest first, holds all before it."""
+    return bool((shapes[1:] >= shapes[:-1]).all())
+
+
+def nearest(
+    window: Window,
+    cost_s: Floats,
+    costs: WorkerCosts,
+    limits: SegmentLimits,
+    *,
+    delayed: float,
+    batch_s: float,
+) -> list[int]:
+    """Return the requests that share a call with the first one, as places in a window in any order.
+
+    `cost_s`: what each of them costs in an efficient batch. `delayed`, `batch_s`: as `cut_window`.
+    """
+    rows, shapes = window.rows, window.shapes
+    pair_s = costs.seconds(rows[1:] + rows[0], np.maximum(shapes[1:], shapes[0]))
+    order = np.argsort(pair_s - cost_s[1:], kind="stable")[: max(0, limits.max_rows - 1)] + 1
+    order = np.concatenate(([0], order))
+    largest = np.maximum.accumulate(shapes[order], axis=0)
+    sums = np.cumsum(rows[order])
+    seconds = costs.seconds(sums, largest)
+    legal = sums <= limits.max_rows
+    if limits.max_bytes is not None:
+        legal &= costs.bytes.of_batches(sums, largest) <= limits.max_bytes
+    if limits.max_padding_ratio is not None:
+        real = np.cumsum(rows[order] * elements_of_many(costs.padded_columns(shapes[order])))
+        legal &= real >= (1.0 - limits.max_padding_ratio) * sums * elements_of_many(
+            costs.padded_columns(largest)
+        )
+    if limits.most_s is not None:
+        legal &= seconds <= limits.most_s
+    legal[0] = True
+    each = (seconds + batch_s) * (delayed + 0.5 * np.arange(1, len(order) + 1)) / np.cumsum(cost_s[order])
+    each[~legal] = np.inf
+    # Of equally good ones the most; the first one alone, if no call can take it.
+    count = len(order) - int(each[::-1].argmin()) if np.isfinite(each).any() else 1
+    return [int(place) for place in order[1:count]]
 
 
 def optimal_ends(costs: Floats) -> list[int]:
@@ -107,7 +156,7 @@ def optimal_ends(costs: Floats) -> list[int]:
     return ends
 
 
-def segment_seconds(window: Window, costs: CallCosts, limits: SegmentLimits) -> Floats:
+def segment_seconds(window: Window, costs: WorkerCosts, limits: SegmentLimits) -> Floats:
     """Return the seconds of every segment, laid out for `optimal_ends`; inf where it is not legal.
 
     A single request is always legal.
@@ -157,7 +206,7 @@ def _call_shapes(shapes: Integers, reach: int, most: int) -> tuple[Integers, Int
     Equal ones are found only where there may be `most` different ones or fewer.
     """
     n = len(shapes)
-    if (shapes[1:] >= shapes[:-1]).all():
+    if are_nested(shapes):
         # Every segment has the shape of its last request.
         new = np.concatenate(([True], (shapes[1:] != shapes[:-1]).any(axis=1)))
         return shapes[new], np.broadcast_to((np.cumsum(new) - 1)[:, None], (n, reach))
@@ -213,7 +262,7 @@ def _look_up(
     shapes: Integers,
     places: Integers,
     legal: NDArray[np.bool_] | None,
-    costs: CallCosts,
+    costs: WorkerCosts,
     max_rows: int,
 ) -> Floats:
     if len(shapes) * max_rows > 2 * rows.size:

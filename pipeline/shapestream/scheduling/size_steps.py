@@ -8,10 +8,10 @@ from math import prod
 
 import numpy as np
 
-from shapestream.scheduling.batch_costs import BatchCosts
-from shapestream.scheduling.call_costs import CallBytes
+from shapestream.scheduling.call_bytes import CallBytes
 from shapestream.scheduling.cost_grid import Sizes
 from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.worker_costs import WorkerCosts
 
 _LATELY = 128
 """Requests that a look at other steps considers, and requests between two looks. A look takes half a millisecond."""
@@ -31,11 +31,11 @@ class SizeSteps:
     become equal.
     """
 
-    def __init__(self, profile: ModelProfile, prices: Callable[[], BatchCosts]) -> None:
-        """`prices`: returns the costs to ask at each look."""
+    def __init__(self, profile: ModelProfile, costs: Callable[[], WorkerCosts]) -> None:
+        """`costs`: returns the costs to ask at each look."""
         self._profile = profile
         self._first = 1 if profile.has_batch else 0
-        self._prices = prices
+        self._costs = costs
         self._bytes = CallBytes(profile, None)
         self._padded = _rounds(profile)
         self._largest = (0,) * len(self._padded)
@@ -99,12 +99,13 @@ class SizeSteps:
         cost less than a first call, times that share. A step above the mean size would make nearly all requests equal.
         """
         self.step = 1
-        prices = self._prices()
+        costs = self._costs()
+        prices = costs.worker_class
         lately = np.array(self._lately, np.float64)
         mean = lately.mean(axis=0)
         _, times = np.unique(lately, axis=0, return_counts=True)
-        saved_s = float((times == 1).sum() / len(lately)) * prices.first_call_s(float(mean.prod()))
-        if not prices.worker_class.measured or not saved_s:
+        saved_s = float((times == 1).sum() / len(lately)) * costs.first_call_s(float(mean.prod()))
+        if not prices.measured or not saved_s:
             return
         shape = tuple(mean.astype(int).tolist())
         own_s, call_s = prices.batched_share_s(1, shape)

@@ -18,10 +18,9 @@ from itertools import islice
 from math import inf
 from typing import Any, Final, TypeAlias
 
-from shapestream.scheduling.answers import AnsweredBatch
 from shapestream.scheduling.batches import Batch, BatchState, Suspicion
 from shapestream.scheduling.events import ContractError
-from shapestream.scheduling.model_queue import ModelQueue
+from shapestream.scheduling.model_queue import AnsweredBatch, ModelQueue
 from shapestream.scheduling.queueing import SAMPLE
 
 LOOK = 8

@@ -1,33 +1,41 @@
-"""What single calls cost on workers of one class, and what finished batches teach.
+"""Prices: the seconds of one model's batches on workers of one class (`WorkerClass`).
 
 Workers are of one class if their cost tables of a model have equal keys: then they run equal devices with equal settings.
-What a batch on one of them shows is taken to hold for all, except its slowdown and the shapes that its devices know. These
-two belong to the worker, in its `BatchCosts` (batch_costs.py).
+What a batch on one of them shows is taken to hold for all, except its slowdown and the shapes that its devices know. The
+shapes are kept by worker_costs.py, which adds to a row what it takes to prepare them.
+
+**One table.** `WorkerClass.prices` has a row for each shape: the seconds of batches of all numbers of rows (`ShapePrices`).
+One batch, the share of a request, the useful numbers of rows and the window of the planner look up this row. A batch is one
+call of its own sizes or, where only some numbers of rows are allowed, the calls that cover its rows. It may be run at other
+sizes: rounded ones (rounding.py), or those of a static model that is faster than the dynamic one.
+
+**One rule of validity.** Rows hold for one `version`. Predictions follow what is observed only when one has moved by more
+than `MOVED`, so that plans made with them stay valid in between. Then a new version begins, and all rows are forgotten.
 
 A finished batch is compared with what was expected (`WorkerClass.observe`):
 
 - A batch that prepared new shapes only corrects what a preparation costs (`new`).
-- The first call at a node of the grid that is not known is believed.
+- The first call at a node of the grid that is not known is believed (tries.py).
 - Any other batch moves the nodes around its calls, and the slowdown of its worker, by a part of the difference.
-- `LASTING` batches in a row that are off by more than `CLIP` in one direction mean that costs have changed.
-
-Predictions follow only when one has moved by more than `MOVED`, so that plans made with them stay valid in between.
+- A lasting change makes the nodes unknown again.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from math import copysign, exp, log
+from math import copysign, exp, inf, log
+from typing import TypeAlias
 
 import numpy as np
 
-from shapestream.scheduling.batch_costs import CLIP, LASTING, BatchCosts, Calls
+from shapestream.scheduling.call_bytes import CallBytes
 from shapestream.scheduling.cost_grid import (
-    LATELY,
     STEP,
     Floats,
     Grid,
+    Integers,
     LinearCost,
     Sizes,
     elements_of,
@@ -35,7 +43,11 @@ from shapestream.scheduling.cost_grid import (
     grid_over,
 )
 from shapestream.scheduling.events import ModelProfile
+from shapestream.scheduling.tries import CLIP, EVERY, MOST_PADDED, SHARE, Tries
 from shapestream_engine.cost_table import MAX_ELEMENTS, MAX_POINTS, CostTable, LearnedCosts
+
+Calls: TypeAlias = Sequence[tuple[int, Sizes]]
+"""How many calls of which sizes, (rows, *shape)."""
 
 SLOWDOWN_STEP = 0.06
 """Part of a batch's difference (of logarithms) that moves its worker's slowdown; `cost_grid.STEP` of it moves the grid."""
@@ -48,12 +60,36 @@ NOISE = 1.1
 """Factor by which a batch may take longer than expected before the rest counts as preparation."""
 PREPARATION_CLIP = 8.0
 """Factor by which one preparation differs from the one expected, at most."""
+NEAR_BEST = 1.01
+"""Factor of the least seconds per row up to which a number of rows counts as the best."""
+CLOSE = 1.05
+"""Factor by which seconds per request may exceed those of the most efficient batch: a smaller batch is then preferred."""
+_MOST_SECONDS = 1 << 20
+"""Seconds in the table of one class. When there are more, all are forgotten."""
+_MOST_SIZE = 1 << 62
+
+
+class ShapePrices:
+    """The prices of one shape in one version."""
+
+    __slots__ = ("run", "seconds", "shares", "useful")
+
+    def __init__(self, seconds: Floats) -> None:
+        self.seconds = seconds
+        """Of batches of 0 to `max_batch` rows at exactly this shape; not to be written to."""
+        self.run: Floats | None = None
+        """The same at the sizes that they are run at; None: not asked for yet."""
+        self.useful: tuple[int, int] | None = None
+        """See `WorkerClass.useful_rows`."""
+        self.shares: dict[int, tuple[float, float]] = {}
+        """By the rows of a request: `WorkerClass.batched_share_s`."""
 
 
 class WorkerClass:
-    """Workers with equal cost tables of one model, and the seconds of single calls on them.
+    """Workers with equal cost tables of one model, and the seconds of batches on them.
 
-    `version` changes when a prediction has changed by more than 5 %.
+    `shape` has no batch axis; `rows` is 1 without a batch axis. `version` changes when a prediction has changed by more than
+    5 %, or the sizes that calls are rounded up to.
     """
 
     def __init__(
@@ -61,122 +97,324 @@ class WorkerClass:
         profile: ModelProfile,
         table: CostTable | None,
         versions: Iterator[int],
+        call_bytes: CallBytes,
         learned: LearnedCosts | None = None,
     ) -> None:
         """`versions`: numbers never used before, so that no two classes have a version in common.
 
         `learned`: what an earlier server learned of the same table.
         """
-        self._profile = profile
+        self.profile = profile
+        self.bytes = call_bytes
+        """Bytes of the inputs of its calls, and their bound."""
+        self.rounding = call_bytes.rounding
         self._versions = versions
-        alone = () if profile.has_batch else (1,)
-        points = {(*alone, *point.sizes): point for point in (() if table is None else table.points)}
-        static = [(*alone, *sizes) for sizes in profile.static_shapes]
-        self._static: dict[Sizes, Grid | None] = {
-            sizes: Grid({sizes: points[sizes].seconds}) if sizes in points else None for sizes in static
-        }
-        """By shape of a static model; None until it was measured or ran. Until then it costs as much as dynamic calls."""
-        dynamic = {sizes: point.seconds for sizes, point in points.items() if sizes not in self._static}
-        self._grid = grid_over(dynamic, profile.max_batch if profile.has_batch else 1) if dynamic else None
+        self.version = next(versions)
+        self._table: dict[Sizes, ShapePrices] = {}
+        """The prices of this version, by shape."""
+        self._read_profile()
         self._linear = LinearCost()
         """The costs while there is no grid."""
-        self.measured = self._grid is not None
-        """Whether predictions are seconds. If not, they only compare calls."""
         self.new = LinearCost(clip=PREPARATION_CLIP)
         """Extra seconds of a call whose shape is new to the device."""
         self.paid = LinearCost()
         """Seconds of batches while nothing was measured, preparation included: see `ModelCosts.rough_s`."""
-        self.batch_costs: dict[str, BatchCosts] = {}
-        """By worker. The last one stays when its worker leaves, until another worker joins."""
-        self._workers = 0
-        """Workers present."""
+        self._slots: dict[str, int] = {}
+        """Slots of each worker that is present."""
+        self._slowdowns: dict[str, float] = {}
+        """Logarithms of each worker's seconds / what the prices say by all that was observed."""
         self._slowdowns_sum = 0.0
-        """Sum of `BatchCosts.slowdown_log` over the workers present."""
+        """Sum of these."""
         self.mean_slowdown_log = 0.0
         """Their mean, which is what the grid itself is off."""
         self._ran_s = 0.0
         """Seconds of the longest call that ran."""
-        self.longest_s = 0.0
-        """Seconds of the longest call that was measured, or ran: see `BatchCosts.longest_s`."""
-        self.version = next(versions)
-        self.row_prices: dict[Sizes, Floats] = {}
-        """`BatchCosts.row_seconds` of this version, by shape."""
-        self.prices: dict[tuple[int, Sizes], tuple[float, float, float]] = {}
-        """`BatchCosts.batched_share_s` of this version without its bound, and `second`, by rows and shape."""
-        self.has_points = bool(points)
-        self._table = "" if table is None or not points else table.digest
+        self.longest_call_s = 0.0
+        """Seconds of the longest call that was measured, or ran: see `longest_s`."""
         self.batches = 0
         """Batches that it learned from, those of earlier servers included."""
-        self.batches_since_try = 0
-        """Batches that ended since the last try began, see tries.py."""
-        self.busy_s_since_try = 0.0
-        """Seconds that these took."""
-        self.awaits_try = False
-        """Whether nothing was learned from the last try yet."""
-        if learned is None or not self._table:
-            for sizes in sorted(points, key=elements_of):
-                if (first_s := points[sizes].first_seconds) is not None:
-                    self.prepared(elements_of(sizes), points[sizes].seconds, first_s)
-        else:
-            self.batches = learned.batches
-            corrections = {(*alone, *sizes): seconds for sizes, seconds in learned.seconds.items()}
-            for sizes in self._static.keys() & corrections.keys():
-                self._static[sizes] = Grid({sizes: corrections[sizes]})
-            if self._grid is not None:
-                for sizes in sorted(corrections.keys() - self._static.keys(), key=elements_of):
-                    self._grid = self._grid.extended(sizes)
-                self._grid.recall(corrections)
-            self.new.recall(learned.preparation)
+        self._static: dict[Sizes, Grid | None] = {}
+        """By shape of a static model; None until it was measured or ran. Until then it costs as much as dynamic calls."""
+        self._grid: Grid | None = None
+        self.tries = Tries()
+        """Which of its prices are tested."""
+        self._digest = ""
+        """Of its table; empty where there is none."""
+        self._read_table(table, learned)
+        self.has_points = bool(self._digest)
+        self.measured = self._grid is not None
+        """Whether predictions are seconds. If not, they only compare calls, and no deadline is judged by them."""
         self._find_longest()
+
+    def _read_table(self, table: CostTable | None, learned: LearnedCosts | None) -> None:
+        """Begin with what a worker measured, and with what an earlier server made of it."""
+        profile = self.profile
+        alone = () if profile.has_batch else (1,)
+        points = {(*alone, *point.sizes): point for point in (() if table is None else table.points)}
+        for sizes in [(*alone, *sizes) for sizes in profile.static_shapes]:
+            self._static[sizes] = Grid({sizes: points[sizes].seconds}) if sizes in points else None
+        dynamic = {sizes: point.seconds for sizes, point in points.items() if sizes not in self._static}
+        if dynamic:
+            self._grid, known = grid_over(dynamic, profile.max_batch if profile.has_batch else 1)
+            self.tries = Tries(known)
+        if table is not None and points:
+            self._digest = table.digest
+        if learned is not None and self._digest:
+            self._recall(learned, alone)
+            return
+        for sizes in sorted(points, key=elements_of):
+            if (first_s := points[sizes].first_seconds) is not None:
+                self.prepared(elements_of(sizes), points[sizes].seconds, first_s)
+
+    def _read_profile(self) -> None:
+        profile = self.profile
+        self._row_calls = None if profile.row_calls is None else _RowCalls(profile.row_calls)
+        bounds = [inf if most is None else most for most in profile.bounds] or [inf] * len(profile.dimensions)
+        if not profile.has_batch:
+            bounds = [1, *bounds]
+        elif self._row_calls is not None:
+            bounds[0] = inf  # allowed numbers of rows cover any number
+        self._bounds = np.array([bounds], np.float64).T
+        self._is_bounded = bool((self._bounds < inf).any())
+        self._most = tuple(bounds)
+        self._paddable = profile.paddable[1:] if profile.has_batch else profile.paddable
+        self.statics = [(shape[0], shape[1:]) for shape in profile.static_shapes] if profile.has_batch else []
+        """Rows and shapes of static models that run batches."""
+        self.is_plain = self.rounding is None and not self.statics
+        """Whether a batch is run at its own sizes."""
+        self.grows = self.is_plain and self._row_calls is None
+        """Whether each batch is one call of its own sizes, so that a larger batch never takes less."""
+
+    def _recall(self, learned: LearnedCosts, alone: Sizes) -> None:
+        """Begin with what an earlier server learned; `alone`: what goes before sizes without rows."""
+        self.batches = learned.batches
+        corrections = {(*alone, *sizes): seconds for sizes, seconds in learned.seconds.items()}
+        for sizes in self._static.keys() & corrections.keys():
+            self._static[sizes] = Grid({sizes: corrections[sizes]})
+        if self._grid is not None:
+            for sizes in sorted(corrections.keys() - self._static.keys(), key=elements_of):
+                self._make_room_for(sizes)
+            self.tries.recall(self._grid.recall(corrections))
+            self._grid.publish(0.0, self.tries.bounding())
+        self.new.recall(learned.preparation)
 
     # ------------------------------------------------------------ workers
 
     @property
     def slots(self) -> int:
         """Slots of all its workers."""
-        return sum([batch_costs.slots for batch_costs in self.batch_costs.values()])
+        return sum(self._slots.values())
 
-    def join(self, worker: str) -> BatchCosts:
+    def has(self, worker: str) -> bool:
+        """Tell whether a worker is present."""
+        return worker in self._slots
+
+    def slowdown(self, worker: str) -> float:
+        """Return the seconds on a worker / mean seconds on all workers present; 1.0 of one that is not."""
+        own = self._slowdowns.get(worker)
+        return 1.0 if own is None else exp(own - self.mean_slowdown_log)
+
+    def join(self, worker: str) -> None:
         """Add a slot of a worker. A new worker is assumed to be as fast as the present ones in the mean."""
-        batch_costs = self.batch_costs.get(worker)
-        if batch_costs is None or not batch_costs.slots:
-            here = [other for other in self.batch_costs.values() if other.slots]
-            if batch_costs is None:
-                # A worker that left had other prepared shapes.
-                self.batch_costs = {other.worker: other for other in here}
-                batch_costs = self.batch_costs[worker] = BatchCosts(self._profile, self, worker)
-            batch_costs.slowdown_log = 0.0
-            self._workers += 1
-            self._slow_down(batch_costs, self._slowdowns_sum / len(here) if here else 0.0)
-        batch_costs.slots += 1
-        return batch_costs
+        if worker not in self._slots:
+            usual = self._slowdowns_sum / len(self._slots) if self._slots else 0.0
+            self._slots[worker], self._slowdowns[worker] = 0, 0.0
+            self._slow_down(worker, usual)
+        self._slots[worker] += 1
 
-    def leave(self, batch_costs: BatchCosts) -> None:
+    def leave(self, worker: str) -> None:
         """Remove a slot of a worker. When the last worker leaves, the grid keeps what it learned of its slowdown."""
-        batch_costs.slots -= 1
-        if batch_costs.slots:
+        self._slots[worker] -= 1
+        if self._slots[worker]:
             return
-        if self._workers == 1:
+        if len(self._slots) == 1:
             self._publish()
-        self._workers -= 1
-        self._slow_down(batch_costs, -batch_costs.slowdown_log)
-        if len(self.batch_costs) > 1:
-            del self.batch_costs[batch_costs.worker]
+        del self._slots[worker]
+        self._slow_down(worker, -self._slowdowns[worker])
+        del self._slowdowns[worker]
+        self.tries.forget(worker)
 
-    def _slow_down(self, batch_costs: BatchCosts, difference: float) -> None:
+    def _slow_down(self, worker: str, difference: float) -> None:
         """Move the slowdown of a worker by a logarithm."""
-        batch_costs.slowdown_log += difference
+        self._slowdowns[worker] += difference
         self._slowdowns_sum += difference
-        self.mean_slowdown_log = self._slowdowns_sum / (self._workers or 1)
+        self.mean_slowdown_log = self._slowdowns_sum / (len(self._slots) or 1)
 
-    # ------------------------------------------------------------ predictions
+    # ------------------------------------------------------------ the table
 
-    @property
-    def has_grid(self) -> bool:
-        """Whether predictions change with the version alone; linear costs follow each batch a little."""
-        return self._grid is not None
+    def prices(self, shape: Sizes) -> ShapePrices:
+        """Return the prices of a shape."""
+        found = self._table.get(shape)
+        return self.price([shape])[0] if found is None else found
 
-    def seconds(self, columns: Floats) -> Floats:
+    def price(self, shapes: Sequence[Sizes]) -> list[ShapePrices]:
+        """Return the prices of several shapes, which take less time together."""
+        table = self._table
+        if len(table) * (self.profile.max_batch + 1) > _MOST_SECONDS:
+            table.clear()
+        missing = [shape for shape in dict.fromkeys(shapes) if shape not in table]
+        if missing:
+            table.update(zip(missing, map(ShapePrices, self._rows_at(missing)), strict=True))
+        return [table[shape] for shape in shapes]
+
+    def run_seconds(self, prices: ShapePrices, shape: Sizes) -> Floats:
+        """Return the seconds of 0 to `max_batch` rows at one shape, at the sizes that they are run at."""
+        if self.is_plain:
+            return prices.seconds
+        if prices.run is None:
+            count = len(prices.seconds)
+            shapes = np.broadcast_to(np.array(shape, np.intp), (count, len(shape)))
+            prices.run = self.run_seconds_of(np.arange(count), shapes)
+        return prices.run
+
+    def second(self, rows: int, shape: Sizes) -> float:
+        """Return the seconds of one batch of exactly these sizes."""
+        if rows <= self.profile.max_batch:
+            return float(self.prices(shape).seconds[rows])
+        return float(self.seconds(*_parted([(rows, *shape)]))[0])
+
+    def steady_call(self, rows: int, shape: Sizes) -> tuple[int, Sizes, float]:
+        """Return the sizes that a batch is run at, and its seconds without preparation."""
+        call_rows, call_shape = rows, shape
+        if self.rounding is not None:
+            call_rows, call_shape = self.rounding.call_sizes(rows, shape)
+        seconds = self.second(call_rows, call_shape)
+        for static_rows, static in self.statics:
+            fits = static_rows == rows and self._fits(shape, static)
+            if fits and self.bytes.allow(rows, static, shape):
+                other_s = self.second(rows, static)
+                if other_s < seconds:
+                    call_rows, call_shape, seconds = rows, static, other_s
+        return call_rows, call_shape, seconds
+
+    def _fits(self, shape: Sizes, larger: Sizes) -> bool:
+        """Tell whether requests of a shape may be padded to a larger one."""
+        return all(
+            size == other or (padded and size < other)
+            for size, other, padded in zip(shape, larger, self._paddable, strict=True)
+        )
+
+    def useful_rows(self, shape: Sizes) -> tuple[int, int]:
+        """Return two numbers of rows at one shape: with the least seconds per row, or nearly so; and within `CLOSE`."""
+        prices = self.prices(shape)
+        if prices.useful is None:
+            # Once all of them are known to the device: requests of another shape may share a call without preparing.
+            seconds = self.run_seconds(prices, shape)[1:]
+            each = seconds / np.arange(1, len(seconds) + 1)
+            least = each.min()
+            prices.useful = (
+                int((each <= NEAR_BEST * least).argmax()) + 1,
+                int((each <= CLOSE * least).argmax()) + 1,
+            )
+        return prices.useful
+
+    def batched_share_s(self, rows: int, shape: Sizes) -> tuple[float, float]:
+        """Return the seconds per request in an efficient batch of requests of these sizes, and the seconds of such a batch.
+
+        Batches of 1, 2, 4, ... equal requests are compared by seconds per request. The first figure is the least of them.
+        The second is of the smallest batch within `CLOSE` of it.
+        """
+        prices = self.prices(shape)
+        share = prices.shares.get(rows)
+        if share is None:
+            own_s, call_s = self._share(prices, rows, shape)
+            longest_s = self.longest_s(rows, shape)
+            share = prices.shares[rows] = min(own_s, longest_s), min(call_s, longest_s)
+        return share
+
+    def _share(self, prices: ShapePrices, rows: int, shape: Sizes) -> tuple[float, float]:
+        most = self.profile.max_batch
+        if not self.profile.has_batch or not rows or 0 in shape or 2 * rows > most:
+            own_s = self.second(rows, shape)  # a request without elements stays alone
+            return own_s, own_s
+        seconds = prices.seconds[[rows << power for power in range((most // rows).bit_length())]].tolist()
+        each_s = [batch_s / (1 << power) for power, batch_s in enumerate(seconds)]
+        least_s = min(each_s)
+        return least_s, next(
+            batch_s for batch_s, own_s in zip(seconds, each_s, strict=True) if own_s <= CLOSE * least_s
+        )
+
+    def longest_s(self, rows: int, shape: Sizes) -> float:
+        """Return the seconds of such a batch if each of its calls were the longest that was measured, or ran.
+
+        No request is charged more. Clients choose their sizes, and far beyond all measured sizes a prediction means nothing.
+        """
+        if self._row_calls is None:
+            return self.longest_call_s
+        return sum([times for times, _ in self.calls(rows, shape)]) * self.longest_call_s
+
+    def calls(self, rows: int, shape: Sizes) -> Calls:
+        """Return how many calls of which sizes such a batch takes."""
+        if self._row_calls is None:
+            return ((1, (rows, *shape)),)
+        counts = self._row_calls.counts(_parted([(rows,)])[0])[0].tolist()
+        return [
+            (int(times), (own, *shape))
+            for own, times in zip(self._row_calls.sizes, counts, strict=True)
+            if times
+        ]
+
+    # ------------------------------------------------------------ seconds
+
+    def run_seconds_of(self, rows: Integers, shapes: Integers) -> Floats:
+        """Return the seconds of many different batches at the sizes that they are run at: rows (n,), shapes (n, d).
+
+        The table would have a row for each of the shapes, of which one place is asked for.
+        """
+        rows = np.maximum(rows, 1)
+        called = (rows, shapes) if self.rounding is None else self.rounding.preview(rows, shapes)
+        seconds = self.seconds(*called)
+        for static_rows, static in self.statics:
+            here = rows == static_rows
+            for axis, padded in enumerate(self._paddable):
+                column = shapes[:, axis]
+                here &= column <= static[axis] if padded else column == static[axis]
+            seconds[here] = np.minimum(seconds[here], self.second(static_rows, static))
+        return seconds
+
+    def seconds(self, rows: Integers, shapes: Integers) -> Floats:
+        """Return the seconds of many batches of exactly these sizes; inf for what cannot be run.
+
+        `rows` (n,), `shapes` (n, d).
+        """
+        columns = np.empty((1 + shapes.shape[1], len(rows)))
+        columns[0], columns[1:] = rows, shapes.T
+        if self._row_calls is None:
+            seconds = self._call_seconds(columns)
+        else:
+            counts = self._row_calls.counts(rows)
+            batches, places = np.nonzero(counts)
+            calls = columns[:, batches]
+            calls[0] = np.array(self._row_calls.sizes)[places]
+            each = self._call_seconds(calls) * counts[batches, places]
+            seconds = np.asarray(np.bincount(batches, each, len(rows)), np.float64)
+        if self._is_bounded:
+            seconds[(columns > self._bounds).any(axis=0)] = inf
+        return seconds
+
+    def _rows_at(self, shapes: Sequence[Sizes]) -> list[Floats]:
+        """Return the seconds of batches of 0 to `max_batch` rows at each shape."""
+        count = self.profile.max_batch + 1
+        found: list[Floats | None] = [None] * len(shapes)
+        if self._grid is not None and self._row_calls is None and not self._static:
+            found = self._grid.row_seconds(count - 1, shapes)
+        missing = [shape for shape, seconds in zip(shapes, found, strict=True) if seconds is None]
+        if missing:
+            _, wide = _parted([(0, *shape) for shape in missing])
+            many = self.seconds(np.tile(np.arange(count), len(missing)), np.repeat(wide, count, axis=0))
+            others = iter(many.reshape(len(missing), count))
+            rows = [next(others) if seconds is None else seconds for seconds in found]
+        else:
+            rows = [seconds for seconds in found if seconds is not None]
+        if self._is_bounded:
+            for shape, seconds in zip(shapes, rows, strict=True):
+                if any(size > most for size, most in zip(shape, self._most[1:], strict=True)):
+                    seconds[:] = inf
+                elif self._most[0] < count:
+                    seconds[int(self._most[0]) + 1 :] = inf
+        return rows
+
+    def _call_seconds(self, columns: Floats) -> Floats:
         """Return the seconds of many calls: (dimensions, n), rows first.
 
         A call without elements costs what the smallest call does, however large it claims to be.
@@ -196,13 +434,26 @@ class WorkerClass:
                 seconds[(columns == np.array([sizes], np.float64).T).all(axis=0)] = static.longest_s
         return seconds
 
-    def row_seconds(self, most: int, shape: Sizes) -> Floats | None:
-        """Return the seconds of calls of 0 to `most` rows at one shape; None where `seconds` must be asked."""
-        return None if self._grid is None or self._static else self._grid.row_seconds(most, shape)
+    # ------------------------------------------------------------ tries
 
-    # ------------------------------------------------------------ what is known
+    def is_try_due(self, calls: Calls, excess_s: float = 0.0, padded: float = 1.0) -> bool:
+        """Tell whether a batch of these calls should be tried.
 
-    def knows(self, calls: Calls) -> bool:
+        `excess_s`: what it is predicted to take more than its requests apart. `padded`: its elements / those of the calls
+        apart.
+        """
+        if not self.measured:
+            return False
+        tries = self.tries
+        if tries.batches >= EVERY:
+            grid = self._grid
+            if grid is not None and all(tries.met_lately(grid.nearest(sizes)) for _, sizes in calls):
+                return False
+        elif tries.awaited or self._knows(calls):
+            return False
+        return excess_s <= SHARE * tries.busy_s or (padded <= MOST_PADDED and not self._knows(calls))
+
+    def _knows(self, calls: Calls) -> bool:
         """Tell whether these calls were measured, or ran since costs changed, and were not short the last time.
 
         Calls of several sizes count as known: one batch cannot tell their seconds apart.
@@ -212,41 +463,37 @@ class WorkerClass:
             return True
         if self._grid is None:
             return elements_of(sizes) <= self._linear.reach[1]
-        return self._grid.knows(sizes) and not self._grid.was_short(sizes)
-
-    def met_lately(self, calls: Calls) -> bool:
-        """Tell whether calls of about these sizes ran lately; False without a grid."""
-        return self._grid is not None and all(self._grid.met_lately(sizes) for _, sizes in calls)
-
-    def try_began(self) -> None:
-        """Note that a batch is a try."""
-        self.batches_since_try, self.busy_s_since_try, self.awaits_try = 0, 0.0, True
+        node = self._grid.nearest(sizes)
+        return self.tries.knows(node) and not self.tries.was_short(node)
 
     # ------------------------------------------------------------ learning
 
     def observe(
         self,
-        batch_costs: BatchCosts,
-        calls: Calls,
+        worker: str,
+        rows: int,
+        shape: Sizes,
         busy_s: float,
         preparations: int,
         requests: int,
-        steady_s: float,
     ) -> None:
-        """Learn from a finished batch; `steady_s`: its expected seconds without any preparation."""
+        """Learn from a finished batch of these sizes."""
+        calls = self.calls(rows, shape)
         self.batches += 1
-        self.batches_since_try += 1
-        self.busy_s_since_try += busy_s
+        self.tries.ended(busy_s)
         number = 0
         for count, _ in calls:
             number += count
         ran_s = busy_s / number
         if ran_s > self._ran_s:
             self._ran_s = ran_s
-            self.longest_s = max(self.longest_s, ran_s)
+            if ran_s > self.longest_call_s:
+                self.longest_call_s = ran_s
+                self.renew()
         if not preparations:
-            self._learn(batch_costs, calls, busy_s, number, requests)
+            self._learn(worker, calls, busy_s, number, requests)
         elif self.measured:
+            steady_s = self.second(rows, shape) * self.slowdown(worker)
             self.prepared(elements_of(calls[0][1]), steady_s, busy_s, preparations)
         else:
             self._fit(self.paid, calls, busy_s, number, requests)
@@ -264,81 +511,84 @@ class WorkerClass:
 
     def _learn(
         self,
-        batch_costs: BatchCosts,
+        worker: str,
         calls: Calls,
         busy_s: float,
         number: int,
         requests: int,
     ) -> None:
-        own = batch_costs.slowdown_log if batch_costs.slots else 0.0
-        if self._grid is None and batch_costs.slots:
+        own = self._slowdowns.get(worker, 0.0)
+        if self._grid is None and worker in self._slots:
             # A linear cost has learned what all workers are off; a grid takes it over later.
             own -= self.mean_slowdown_log
         any_static = False
         for _, sizes in calls:
             if sizes in self._static:
                 any_static = True
-            elif self._grid is not None:
-                self._grid = self._grid.extended(sizes)
-        each_s = []
+            else:
+                self._make_room_for(sizes)
+        each_s = [self._expected_s(sizes) for _, sizes in calls]
         expected_s = 0.0
-        for count, sizes in calls:
-            call_s = self._expected_s(sizes)
-            each_s.append(call_s)
+        for (count, _), call_s in zip(calls, each_s, strict=True):
             expected_s += count * call_s
         off = log(max(busy_s, 1e-9) / max(expected_s, 1e-12)) - own
+        if not any_static and self._test(worker, calls, off):
+            return
         grid = self._grid
-        if grid is not None and not any_static and len(calls) == 1:
-            known = grid.knows(sizes)
-            if known and (change := batch_costs.lasting_change(off)):
-                off = change - self._change(batch_costs, change)
-                if self._workers == 1:
-                    grid.doubt(0)
-                    known = grid.knows(sizes)
-            elif not grid.met_lately(sizes):
-                short = off if off < -CLIP else 0.0
-                if grid.short_by(sizes, short) <= -LASTING * CLIP:
-                    grid.doubt(LATELY)  # what else has not run lately may be out of date as well
-                    known = grid.knows(sizes)
-                elif short:
-                    self.awaits_try = False
-            if not known:
-                grid.believe(sizes, off)
-                self.awaits_try = False
-                self._publish()
-                return
-        elif grid is None and not any_static and (change := batch_costs.lasting_change(off)):
-            if self._workers == 1:
-                self._linear = LinearCost()  # how its two parts compare is out of date as well
-            else:
-                self._linear.rescale(exp(change))
         difference = off if -CLIP <= off <= CLIP else copysign(CLIP, off)
         moved = False
         if self.measured:
-            if batch_costs.slots and (grid is not None or self._workers > 1):
-                self._slow_down(batch_costs, SLOWDOWN_STEP * difference)
+            if worker in self._slots and (grid is not None or len(self._slots) > 1):
+                self._slow_down(worker, SLOWDOWN_STEP * difference)
             moved = self._correct(calls, each_s, difference)
         if grid is None and not any_static:  # else the two parts cannot be told apart
             steady_s = busy_s / exp(own) if self._linear.measured else busy_s
             self._fit(self._linear, calls, steady_s, number, requests)
             self.measured = True
             if self._linear.moved():
-                self._renew()
+                self.renew()
         if moved:
             self._publish()
 
-    def _change(self, batch_costs: BatchCosts, change: float) -> float:
+    def _test(self, worker: str, calls: Calls, off: float) -> bool:
+        """Test the prices of these calls by the logarithm of observed / expected seconds; tell if it was believed."""
+        grid, tries = self._grid, self.tries
+        if grid is None:
+            if change := tries.lasting_change(worker, off):
+                if len(self._slots) == 1:
+                    self._linear = LinearCost()  # how its two parts compare is out of date as well
+                else:
+                    self._linear.rescale(exp(change))
+            return False
+        if len(calls) > 1:
+            return False
+        sizes = calls[0][1]
+        node = grid.nearest(sizes)
+        if tries.knows(node) and (change := tries.lasting_change(worker, off)):
+            off = change - self._change(worker, change)
+            if len(self._slots) == 1:
+                tries.doubt()
+        elif not tries.met_lately(node):
+            tries.ran(node, off)
+        if tries.knows(node):
+            return False
+        grid.believe(sizes, off, tries.knows)
+        tries.believe(node)
+        self._publish()
+        return True
+
+    def _change(self, worker: str, change: float) -> float:
         """Move a worker's slowdown by what all calls share of a lasting change; return by how much.
 
         Sizes that did not run are assumed at their best. If calls became shorter, all did. If they became longer, their
         size may be the cause, and other sizes shall be tried: the change is divided between slowdown and grid like that of
         one batch. If there are several workers, which share one grid, the worker has changed.
         """
-        if not batch_costs.slots:
+        if worker not in self._slots:
             return 0.0
-        is_all = change < 0.0 or self._workers > 1
+        is_all = change < 0.0 or len(self._slots) > 1
         moved = change if is_all else SLOWDOWN_STEP / (SLOWDOWN_STEP + STEP) * change
-        self._slow_down(batch_costs, moved)
+        self._slow_down(worker, moved)
         return moved
 
     def _expected_s(self, sizes: Sizes) -> float:
@@ -347,7 +597,9 @@ class WorkerClass:
             sizes = (1,) * len(sizes)
         grid = self._static.get(sizes) or self._grid
         return (
-            float(self.seconds(np.array([sizes], np.float64).T)[0]) if grid is None else grid.expected(sizes)
+            float(self._call_seconds(np.array([sizes], np.float64).T)[0])
+            if grid is None
+            else grid.expected(sizes)
         )
 
     def _correct(self, calls: Calls, each_s: Sequence[float], difference: float) -> bool:
@@ -363,6 +615,8 @@ class WorkerClass:
                     moved = True
             if grid is not None:
                 nodes = grid.correct(sizes, difference)
+                if grid is self._grid:
+                    self.tries.visit(grid.nearest(sizes))
                 off = max(shift, -shift, max(nodes) + own, -min(nodes) - own)
                 moved = moved or off * call_s > MOVED * (call_s + BATCH_S)
         return moved
@@ -370,46 +624,86 @@ class WorkerClass:
     def _publish(self) -> None:
         """Let predictions follow all that was learned. The mean slowdown of all workers becomes part of the grid."""
         shift = self.mean_slowdown_log if self._grid is not None else 0.0
-        for batch_costs in self.batch_costs.values():
-            batch_costs.slowdown_log -= shift
-        self._slowdowns_sum -= shift * self._workers
-        self.mean_slowdown_log = self._slowdowns_sum / max(1, self._workers)
-        for grid in (self._grid, *self._static.values()):
-            if grid is not None:
-                # The only node of a static shape has followed what its calls took, on whichever worker.
-                grid.publish(shift if grid is self._grid else 0.0)
+        for worker in self._slowdowns:
+            self._slowdowns[worker] -= shift
+        self._slowdowns_sum -= shift * len(self._slots)
+        self.mean_slowdown_log = self._slowdowns_sum / max(1, len(self._slots))
+        if self._grid is not None:
+            self._grid.publish(shift, self.tries.bounding(), self.tries.estimating())
+        for static in self._static.values():
+            if static is not None:
+                # Its only node has followed what its calls took, on whichever worker.
+                static.publish(0.0)
         self._find_longest()
-        self._renew()
+        self.renew()
 
-    def _renew(self) -> None:
+    def renew(self) -> None:
         """Begin a new version: the prices of the last one are out of date."""
         self.version = next(self._versions)
-        self.row_prices.clear()
-        self.prices.clear()
+        self._table.clear()
+
+    def _make_room_for(self, sizes: Sizes) -> None:
+        """Give the grid nodes for a call that lies far beyond it."""
+        grid = self._grid
+        if grid is None or grid.holds(sizes):
+            return
+        larger = grid.extended(sizes, self.tries.bounding())
+        if larger is not grid:
+            places = {node: place for place, node in enumerate(grid.nodes)}
+            self.tries.carry([places.get(node) for node in larger.nodes])
+            self._grid = larger
 
     def _find_longest(self) -> None:
         grids = [grid for grid in (self._grid, *self._static.values()) if grid is not None]
-        self.longest_s = max([self._ran_s, *[grid.longest_s for grid in grids]])
+        self.longest_call_s = max([self._ran_s, *[grid.longest_s for grid in grids]])
 
     def learned(self, saved_at: float) -> LearnedCosts | None:
         """Return the corrections of the table by traffic; None without a table, or before any batch ran."""
-        if not self._table or not self.batches:
+        if not self._digest or not self.batches:
             return None
         shift = self.mean_slowdown_log if self._grid is not None else 0.0
         corrections: dict[Sizes, float] = {}
-        for grid in (*self._static.values(), self._grid):
-            if grid is not None:
-                corrections |= grid.corrections(shift)
+        for static in self._static.values():
+            if static is not None:
+                corrections |= static.corrections(shift)
+        if self._grid is not None:
+            corrections |= self._grid.corrections(shift, self.tries.bounding())
         # Nodes that were not measured, and linear costs, may reach further than anything that may be kept.
         kept = (item for item in corrections.items() if elements_of(item[0]) <= MAX_ELEMENTS)
         ends = self.new.ends()
         return LearnedCosts(
-            table=self._table,
+            table=self._digest,
             batches=self.batches,
             saved_at=saved_at,
             seconds={
-                sizes[0 if self._profile.has_batch else 1 :]: seconds
+                sizes[0 if self.profile.has_batch else 1 :]: seconds
                 for sizes, seconds in islice(kept, MAX_POINTS)
             },
             preparation=ends if max(ends, default=0.0) <= MAX_ELEMENTS else {},
         )
+
+
+class _RowCalls:
+    """The calls that cover a number of rows, where only some numbers are allowed."""
+
+    def __init__(self, row_calls: Sequence[tuple[int, ...]]) -> None:
+        """`row_calls`: of a profile; more rows than it has take as many of its last entry as needed."""
+        self.sizes = sorted({rows for calls in row_calls for rows in calls})
+        """The allowed numbers of rows."""
+        places = {rows: place for place, rows in enumerate(self.sizes)}
+        self._counts = np.zeros((len(row_calls), len(self.sizes)))
+        for number, calls in enumerate(row_calls):
+            for rows, times in Counter(calls).items():
+                self._counts[number, places[rows]] = times
+
+    def counts(self, rows: Integers) -> Floats:
+        """Return how many calls of each of `sizes` cover these rows: (n, sizes)."""
+        most = len(self._counts) - 1
+        many = np.maximum(0, -(-(rows - most) // most))
+        return np.asarray(self._counts[rows - many * most] + many[:, None] * self._counts[most])
+
+
+def _parted(calls: Sequence[Sizes]) -> tuple[Integers, Integers]:
+    """Return the rows (n,) and shapes (n, d) of calls (rows, *shape), whose sizes may be claimed beyond 64 bits."""
+    bounded = np.array([[min(size, _MOST_SIZE) for size in own] for own in calls], np.intp)
+    return bounded[:, 0], bounded[:, 1:]

@@ -39,8 +39,8 @@ from shapestream.scheduling.actions import (
 )
 from shapestream.scheduling.batches import Batch, Submitted
 from shapestream.scheduling.bundles import BUNDLE_S
-from shapestream.scheduling.occupancy import Occupancy
 from shapestream.scheduling.scheduler import Scheduler
+from shapestream.scheduling.scheduler_statistics import Occupancy
 from shapestream.serving.audits import AuditBook, AuditRun
 from shapestream.serving.chain_desk import ChainDesk, ChainRequest
 from shapestream.serving.egress import Egress, told_code

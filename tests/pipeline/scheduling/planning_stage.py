@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
+from itertools import count
+from math import inf, prod
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shapestream.scheduling.call_costs import CallCosts
-from shapestream.scheduling.cost_grid import LinearCost
+from shapestream.scheduling.call_bytes import CallBytes
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import Arrival, InputBytes, ModelProfile
 from shapestream.scheduling.fairness import QueueRoom
 from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.planner import Cut
 from shapestream.scheduling.queueing import Request
+from shapestream.scheduling.rounding import ShapeRounding
+from shapestream.scheduling.worker_class import WorkerClass
+from shapestream.scheduling.worker_costs import WorkerCosts
 
 OWN_PRICES = pytest.mark.pure("gives the scheduler prices of a class of its own")
 
 
 class FormulaPrices:
-    """Costs by a formula of a call's rows and the elements of a row, and what new shapes cost extra."""
+    """Prices by a formula of a call's rows and the elements of a row, and what new shapes cost extra."""
 
     def __init__(
         self,
@@ -34,50 +37,50 @@ class FormulaPrices:
     ) -> None:
         self.formula = formula
         self.measured = measured
-        self.worker_class = self
-        """What a `WorkerClass` says of itself is said here, too."""
-        self.has_grid = True
-        """They never change."""
-        self.new = LinearCost()
-        self.new.measured = new is not None
-        self._new = new
+        self.new = new
         self.exact = exact or {}
-        """Costs of calls of just these sizes, rows first."""
-        self.version = 1
-        self.max_batch = 8
+        """Seconds of calls of just these sizes, rows first."""
         self.asked = 0
+        """Calls that were priced."""
 
-    def seconds(self, rows, shapes):
-        """Of batches, as `BatchCosts.seconds`."""
-        self.asked += len(rows)
-        seconds = np.asarray(self.formula(rows, shapes.prod(axis=1)), dtype=np.float64)
-        for (known_rows, *known), value in self.exact.items():
+    def second(self, rows: int, shape: tuple[int, ...]) -> float:
+        """Return the seconds of one call."""
+        return self.exact.get((rows, *shape), float(self.formula(rows, prod(shape))))
+
+    def costs(self, profile: ModelProfile, rounding: ShapeRounding | None = None) -> WorkerCosts:
+        """Return a worker's costs of a model by these prices."""
+        return _FormulaCosts(_FormulaClass(self, profile, rounding), "")
+
+
+class _FormulaClass(WorkerClass):
+    """Workers whose calls take what a formula says, and which learn nothing."""
+
+    def __init__(self, prices: FormulaPrices, profile: ModelProfile, rounding: ShapeRounding | None) -> None:
+        super().__init__(profile, None, count(1), CallBytes(profile, rounding))
+        self.formula = prices
+        self.measured = prices.measured
+        self.new.measured = prices.new is not None
+        self.longest_call_s = inf
+
+    def seconds(self, rows: Any, shapes: Any) -> Any:
+        """Return what the formula says."""
+        prices = self.formula
+        prices.asked += len(rows)
+        seconds = np.asarray(prices.formula(rows, shapes.prod(axis=1)), dtype=np.float64)
+        for (known_rows, *known), value in prices.exact.items():
             seconds[(rows == known_rows) & (shapes == known).all(axis=1)] = value
         return seconds
 
-    def second(self, rows: int, shape: tuple[int, ...]) -> float:
-        """Of one batch."""
-        return self.exact.get((rows, *shape), float(self.formula(rows, prod(shape))))
 
-    def row_seconds(self, shapes):
-        """Of batches of 0 to `max_batch` rows, as `BatchCosts.row_seconds`."""
-        rows = np.arange(self.max_batch + 1)
-        return [
-            self.seconds(rows, np.broadcast_to(np.array(shape, np.intp), (len(rows), len(shape))))
-            for shape in shapes
-        ]
-
-    def longest_s(self, rows: int, shape: tuple[int, ...]) -> float:
-        """No bound."""
-        return float("inf")
-
+class _FormulaCosts(WorkerCosts):
     def preparation_s(self, rows: int, shape: tuple[int, ...]) -> float:
-        """What `new` says."""
-        return 0.0 if self._new is None else self._new(rows, shape)
+        """Return what `new` says."""
+        new = self.worker_class.formula.new
+        return 0.0 if new is None else new(rows, shape)
 
     def preparations_s(self, shape: tuple[int, ...]) -> list[float]:
-        """Of 1 to `max_batch` rows, as `BatchCosts.preparations_s`."""
-        return [self.preparation_s(rows, shape) for rows in range(1, self.max_batch + 1)]
+        """Return it for each number of rows."""
+        return [self.preparation_s(rows, shape) for rows in range(1, self.profile.max_batch + 1)]
 
 
 def affine(fixed_s: float = 0.01, element_s: float = 0.001, **options: Any) -> FormulaPrices:
@@ -106,14 +109,13 @@ class Waiting:
     def __init__(self, queue: ModelQueue) -> None:
         self.queue = queue
         self.count = 0
-        self._costs: dict[FormulaPrices, CallCosts] = {}
+        self._costs: dict[FormulaPrices, WorkerCosts] = {}
 
-    def costs(self, prices: FormulaPrices) -> CallCosts:
+    def costs(self, prices: FormulaPrices) -> WorkerCosts:
         """The costs of calls by such prices, the same ones each time."""
-        prices.max_batch = self.queue.profile.max_batch
-        costs = self._costs.setdefault(prices, CallCosts(prices, self.queue.profile))
-        costs.renew()
-        return costs
+        if prices not in self._costs:
+            self._costs[prices] = prices.costs(self.queue.profile)
+        return self._costs[prices]
 
     def arrive(
         self,

@@ -375,7 +375,7 @@ def test_one_prediction_and_many_agree_in_any_number_of_dimensions(dimensions):
         ModelProfile(name="m", dimensions=names, has_batch=True, paddable=(False,) * dimensions, max_batch=8)
     )
     costs.join(0, "w", {"m": many_table(names)}, ["m"])
-    prices = costs["m"].batch_costs()
+    prices = costs["m"].on().worker_class
     calls = [
         tuple([(number * 7919 + axis * 104729) % size for axis in range(dimensions)])
         for size in (3, 9, 50, HUGE)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tests.pipeline.scheduling.any_server import AnyServer, profiles
 
 from shapestream.scheduling.actions import RejoinSlots
-from shapestream.scheduling.buckets import Bucket
 from shapestream.scheduling.deadlines import Deadlines
 from shapestream.scheduling.events import (
     ModelProfile,
@@ -23,7 +22,7 @@ from shapestream.scheduling.fairness import FairShares, GroupRoom, Rework
 from shapestream.scheduling.hang_watch import HangWatch
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.model_queue import ModelQueue
-from shapestream.scheduling.queueing import Request
+from shapestream.scheduling.queueing import Bucket, Request
 from shapestream.scheduling.recovery import Isolation, Recovery
 from shapestream.scheduling.slots import SlotTable
 

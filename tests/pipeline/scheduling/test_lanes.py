@@ -5,12 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapestream.scheduling.buckets import Bucket, Lane
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import Arrival, ModelProfile
 from shapestream.scheduling.fairness import QueueRoom
 from shapestream.scheduling.model_queue import ModelQueue
-from shapestream.scheduling.queueing import DONE, QUEUED, Request
+from shapestream.scheduling.queueing import DONE, QUEUED, Bucket, Lane, Request
 
 
 def _queue() -> ModelQueue:
@@ -84,24 +83,3 @@ def test_a_window_holds_the_nearest_requests(lengths, choice, size):
     smaller = sum(count for part, count in window if part.key < bucket.key)
     larger_held = sum(part.count for part in lane.buckets if not part.key < bucket.key)
     assert smaller <= max(size // 2, size - larger_held)
-
-
-def test_the_only_request_is_listed_when_another_comes_or_it_is_looked_for():
-    """Until then it is in no bucket, and it has the turn; once it is gone, nothing is left of it."""
-    for look in (None, "buckets", "lanes", "turns"):
-        queue = _queue()
-        first = _request(queue, 0, 0.0)
-        queue.shares.stamp(first.flow, 0.0, 0)
-        queue.add(first)
-        assert (first, first, first) == (queue.only, queue.first(), queue.oldest())
-        if look is None:
-            second = _request(queue, 1, 1.0)
-            queue.shares.stamp(second.flow, 0.0, 0)
-            queue.add(second)
-        else:
-            getattr(queue, look)
-        assert queue.only is None
-        assert (first, first) == (queue.first(), queue.oldest())
-        assert first is queue.buckets[(4,)].first()
-        queue.take(first, [first] if look else [first, second])
-        assert (0, None, {}, {}) == (queue.count, queue.first(), queue.buckets, queue.lanes)

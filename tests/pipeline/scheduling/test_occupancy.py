@@ -6,7 +6,7 @@ import pytest
 from tests.pipeline.scheduling.stage import table
 
 from shapestream.scheduling.events import RequestCancelled
-from shapestream.scheduling.occupancy import Occupancy
+from shapestream.scheduling.scheduler_statistics import Occupancy
 
 
 def test_seconds_are_those_of_everything_that_was_there():
@@ -55,20 +55,6 @@ def test_what_runs_again_is_as_old_as_it_is(stage):
     stage.fail(stage.started[1])
     # The first half runs; the second waits again since 3.0, and the last one since 2.0.
     assert (2, 4.0 - 1.0, 1.0 + 2.0) == told(stage, 4.0)
-
-
-def test_long_queues_remember_no_more_than_twice_what_waits(stage):
-    """Those that left are thrown out in the middle, too: the first one is not served."""
-    stage.model(max_batch=1)
-    stage.slots(0)
-    stage.arrive((1, 4))
-    stage.arrive((1, 4), priority=-32)
-    for number in range(1000):
-        stage.arrive((1, 4), priority=32)
-        stage.finish(stage.started[number])
-    queue = stage.scheduler._queues["text"]
-    assert 1 == queue.waiting
-    assert len(queue.arrivals) <= 2 * 2 + 64
 
 
 def test_seconds_per_slot_are_those_of_all_models_on_the_same_slots(make_stage):

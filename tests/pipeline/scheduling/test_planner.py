@@ -21,9 +21,9 @@ from tests.pipeline.scheduling.planning_stage import (
 )
 
 from shapestream.scheduling import planner
-from shapestream.scheduling.call_costs import USES
 from shapestream.scheduling.planner import BATCH_S, DELAYED, WINDOW, Plan, batch_of, plan_batch
 from shapestream.scheduling.queueing import QUEUED
+from shapestream.scheduling.worker_costs import USES
 
 pytestmark = OWN_PRICES
 

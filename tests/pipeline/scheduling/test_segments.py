@@ -16,7 +16,9 @@ from shapestream.scheduling.segments import (
     NEVER,
     SegmentLimits,
     Window,
+    are_nested,
     cut_window,
+    nearest,
     optimal_ends,
     segment_seconds,
 )
@@ -248,3 +250,44 @@ def test_few_different_shapes_are_asked_for_once_each():
     costs = Formula(lambda rows, elements: 1.0 + rows * elements)
     segment_seconds(_window(requests), costs, SegmentLimits(max_rows=64))
     assert costs.asked <= 9 * 65
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=24),
+    COSTS,
+    st.integers(1, 12),
+    st.sampled_from([None, 0.1, 0.5]),
+    st.sampled_from([None, 400, 4000]),
+)
+def test_the_nearest_pass_no_limit_and_pay(requests, costs, max_rows, max_padding_ratio, max_bytes):
+    """The first request gets company within all limits, and only if that costs less per efficient second than alone."""
+    rows, shapes = np.array([r[0] for r in requests]), np.array([r[1:] for r in requests])
+    limits = SegmentLimits(max_rows=max_rows, max_padding_ratio=max_padding_ratio, max_bytes=max_bytes)
+    window, cost_s = Window(rows=rows, shapes=shapes), np.full(len(requests), 2.0)
+    places = nearest(window, cost_s, costs, limits, delayed=50.0, batch_s=0.1)
+    assert len({0, *places}) == len(places) + 1
+    chosen = [0, *places]
+    total, largest = int(rows[chosen].sum()), shapes[chosen].max(axis=0)
+
+    def weighed(count: int, total: int, largest: np.ndarray) -> float:
+        seconds = float(costs.seconds(np.array([total]), largest[None])[0])
+        return (seconds + 0.1) * (50.0 + 0.5 * count) / (2.0 * count)
+
+    assert weighed(len(chosen), total, largest) <= weighed(1, int(rows[0]), shapes[0]) * (1 + 1e-9)
+    if places:
+        assert total <= max_rows
+        if max_bytes is not None:
+            assert total * largest.prod() <= max_bytes
+        if max_padding_ratio is not None:
+            real = (rows[chosen] * shapes[chosen].prod(axis=1)).sum()
+            assert real >= (1.0 - max_padding_ratio) * total * largest.prod()
+
+
+def test_neighbours_by_elements_that_are_not_nested_share_no_call():
+    """Of wide and tall pictures, the anchor gets those of its own kind, which are further by elements."""
+    shapes = np.array([(10, 90), (91, 10), (10, 92), (93, 10), (10, 94), (95, 10)])
+    window = Window(rows=np.ones(6, np.intp), shapes=shapes)
+    costs = Formula(lambda rows, elements: 1.0 + 1e-3 * rows * elements)
+    limits = SegmentLimits(max_rows=6)
+    assert not are_nested(shapes)
+    assert [2, 4] == sorted(nearest(window, np.full(6, 1.2), costs, limits, delayed=50.0, batch_s=0.0))

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pipeline.scheduling.planning_stage import OWN_PRICES, FormulaPrices, affine
 
-from shapestream.scheduling import call_costs
-from shapestream.scheduling.call_costs import CallCosts
+from shapestream.scheduling import worker_class
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.rounding import ShapeRounding
@@ -48,8 +47,7 @@ def test_tables_and_single_calls_agree(lengths, static, max_shapes, seen, prepar
         for length in seen:
             sizes.observe((1, length))
             sizes.start(1, (length,))
-    costs = CallCosts(prices, profile, sizes)
-    costs.renew()
+    costs = prices.costs(profile, sizes)
     table = costs.table(np.array([[length] for length in lengths]), 8)
     for place, length in enumerate(lengths):
         for rows in range(1, 9):
@@ -57,61 +55,56 @@ def test_tables_and_single_calls_agree(lengths, static, max_shapes, seen, prepar
             assert call.rows >= rows
             assert call.shape[0] >= length
             assert pytest.approx(call.seconds) == table[place, rows]
-        assert table[place, 0] == pytest.approx(table[place, 1])
 
 
 @OWN_PRICES
-def test_what_was_worked_out_is_forgotten_with_its_version():
-    """New predictions give new tables; the same ones are not asked for twice."""
+def test_a_shape_is_priced_once_in_a_version():
+    """All that is asked of a shape looks up one row: the window, one call, the useful rows, the share of a request."""
     prices = affine()
-    costs = CallCosts(prices, _profile())
-    costs.renew()
-    shapes = np.array([[4], [5]])
-    costs.table(shapes, 8)
+    costs = prices.costs(_profile())
+    costs.table(np.array([[4], [5]]), 8)
     asked = prices.asked
-    costs.renew()
-    costs.table(shapes, 8)
-    assert asked == prices.asked
-    prices.formula = lambda rows, elements: 1.0 + rows * 0.0 * elements
-    prices.version = 2
-    costs.renew()
-    assert (costs.table(shapes, 8) == 1.0).all()
+    costs.table(np.array([[5], [4]]), 8)
+    costs.call(3, (4,))
+    costs.worker_class.useful_rows((5,))
+    costs.worker_class.batched_share_s(1, (4,))
+    assert 2 * 9 == asked == prices.asked
 
 
 @OWN_PRICES
-def test_tables_of_endless_shapes_are_forgotten_all_together(monkeypatch):
+def test_prices_of_endless_shapes_are_forgotten_all_together(monkeypatch):
     """A window of shapes, some of which were known before, is priced although there is no room for all of them."""
-    monkeypatch.setattr(call_costs, "_REMEMBERED", 4)
+    monkeypatch.setattr(worker_class, "_MOST_SECONDS", 4 * 9)
     prices = affine()
-    costs = CallCosts(prices, _profile())
-    costs.renew()
+    costs = prices.costs(_profile())
     for length in range(1, 20):
+        before = prices.asked
         table = costs.table(np.array([[length], [length + 1], [length + 2]]), 8)
-        assert pytest.approx(prices.second(3, (length + 2,))) == table[2, 3]
-        assert len(costs._tables) <= 4 + 3
+        assert pytest.approx(0.01 + 0.001 * 3 * (length + 2)) == table[2, 3]
+        assert prices.asked - before in (9, 3 * 9)
 
 
 @OWN_PRICES
 def test_a_full_batch_is_one_to_which_more_would_gain_nothing():
     """With a fixed part that is all rows; where seconds per row stop falling it is fewer."""
-    costs = CallCosts(affine(1.0), _profile())
-    costs.renew()
-    assert 8 == costs.useful_rows((4,))[0]
+    costs = affine(1.0).costs(_profile())
+    assert 8 == costs.worker_class.useful_rows((4,))[0]
     fours = FormulaPrices(lambda rows, elements: np.ceil(rows / 4) * elements)
-    costs = CallCosts(fours, _profile())
-    costs.renew()
-    assert 4 == costs.useful_rows((4,))[0]
+    costs = fours.costs(_profile())
+    assert 4 == costs.worker_class.useful_rows((4,))[0]
 
 
-def test_workers_that_are_alike_share_what_was_worked_out():
-    """Unless what is new to the device of each matters."""
+def test_workers_that_are_alike_have_one_table():
+    """They differ by what is new to the device of each, once that is known to cost anything."""
     model = CostModel()
     model.add_model(_profile())
     points = tuple(CostPoint(sizes=(rows, 8), seconds=0.01 * rows) for rows in (1, 8))
     table = CostTable(key="k", dimensions=("batch", "seq"), points=points)
     for slot, worker in enumerate(("one", "one", "other")):
         model.join(slot, worker, {"m": table}, ["m"])
-    assert model["m"].call_costs(0) is model["m"].call_costs(2)
+    one, same, other = [model["m"].on(slot) for slot in range(3)]
+    assert one is same
+    assert one.row_seconds((8,)) is other.row_seconds((8,))
     model["m"].observe(0, (1, 8), 1.0, preparations=1)
-    assert model["m"].call_costs(0) is not model["m"].call_costs(2)
-    assert model["m"].call_costs(0) is model["m"].call_costs(1)
+    assert one.row_seconds((8,))[1] < other.row_seconds((8,))[1]
+    assert one.row_seconds((8,))[8] == other.row_seconds((8,))[8]
