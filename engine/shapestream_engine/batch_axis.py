@@ -87,7 +87,7 @@ def with_shared_rules(spec: ModelSpec, make: Callable[[ModelSpec], M]) -> tuple[
 def with_batch_axis(spec: ModelSpec, signature: ModelSignature) -> ModelSpec | NoBatchAxis:
     """Name the first axis of every input `batch` where that may be its meaning; otherwise return the reason."""
     stated = {name for shape in _stated(spec).values() for name in shape.names if name is not None}
-    can_open = spec.effective_engine == _STATIC_CAN_OPEN
+    can_open = spec.engines[0] == _STATIC_CAN_OPEN
     if (reason := _reason(signature, frozenset(stated))) is not None:
         return NoBatchAxis(reason=reason, shapes=_helpful_shapes(signature, can_open=can_open))
     inputs = {**spec.inputs}

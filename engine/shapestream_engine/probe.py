@@ -17,7 +17,7 @@ from typing import Any
 
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import SignatureError
-from shapestream_engine.model import ModelSpec, OutputSpec
+from shapestream_engine.model import ModelSpec, OutputSpec, with_engine
 from shapestream_engine.output_rules import rule_to_dict
 from shapestream_engine.ports import OutputPort
 from shapestream_engine.probing.cache import ProofCache
@@ -52,7 +52,7 @@ def prove(
     wanted = treatments(model.signature, options)
     if not wanted:
         return ProbeReport(model=spec.name, findings=())
-    task = Task(spec=spec, options=options, threads=threads)
+    task = Task(spec=with_engine(spec), options=options, threads=threads)
     return (cache or ProofCache(None)).kept(task, model.signature, lambda: _prove(task, wanted))
 
 
@@ -67,7 +67,7 @@ def complete_rules(
 
     Uncertain rules are left out; compilation then reports them as missing. The result still needs `prove`.
     """
-    task = Task(spec=spec, options=options, threads=threads, guess=True)
+    task = Task(spec=with_engine(spec), options=options, threads=threads, guess=True)
     known = (cache or ProofCache(None)).kept(task, None, lambda: _guess(task))
     outputs = {**spec.outputs}
     for name, shape in known.follows.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 from tests.onnx_files import write_classifier, write_onnx
 from typer.testing import CliRunner, Result
 
@@ -33,6 +34,17 @@ def convolution(path: Path) -> Path:
     ]
     weights = np.linspace(-1, 1, 40).reshape(2, 1, 20).astype(np.float32)
     return write_onnx(path, nodes, {"x": ["batch", 1, "length"]}, {"y": ["batch", 2]}, {"w": weights})
+
+
+def clock(path: Path, element_type: int) -> Path:
+    """Seconds since a moment of the year 2023, in numbers of this type."""
+    moment = helper.make_tensor("moment", element_type, [], [1.7e9])
+    nodes = [
+        helper.make_node("Constant", [], ["moment"], value=moment),
+        helper.make_node("Sub", ["x", "moment"], ["y"]),
+    ]
+    types = {"x": element_type, "y": element_type}
+    return write_onnx(path, nodes, {"x": ["batch", 4]}, {"y": ["batch", 4]}, types=types)
 
 
 def check(folder: Path, text: str, *options: str) -> Result:
@@ -69,14 +81,27 @@ def test_an_output_that_is_no_tensor(tmp_path: Path, engine: str) -> None:
 
 
 def test_an_operator_that_openvino_has_not(tmp_path: Path) -> None:
-    """ONNX Runtime is advised, and takes it."""
+    """ONNX Runtime takes it by itself; it is advised where the engine is named."""
     write_classifier(tmp_path / "m.onnx", zipmap=False)
-    ran = check(tmp_path, "models: [{name: m, path: m.onnx}]\n")
+    ran = check(tmp_path, "models: [{name: m, path: m.onnx, engine: openvino}]\n")
     (problem,) = problems(ran, tmp_path)
     assert "ai.onnx.ml.LinearClassifier" in problem
     assert problem.endswith(" (ONNX Runtime may have what OpenVINO lacks: engine: onnxruntime)")
-    ran = check(tmp_path, "models: [{name: m, path: m.onnx, engine: onnxruntime}]\n")
-    assert (0, "") == (ran.exit_code, ran.stderr)
+    for engine in ("", ", engine: auto", ", engine: onnxruntime"):
+        ran = check(tmp_path, f"models: [{{name: m, path: m.onnx{engine}}}]\n")
+        assert (0, "") == (ran.exit_code, ran.stderr)
+
+
+def test_the_choice_of_an_engine_and_its_reason_are_told(tmp_path: Path) -> None:
+    """A line of `check`, and an entry of its JSON; OpenVINO would compute the times as f32."""
+    clock(tmp_path / "m.onnx", TensorProto.DOUBLE)
+    text = "models: [{name: m, path: m.onnx}]\n"
+    (line,) = [line for line in check(tmp_path, text).stdout.splitlines() if line.startswith("  engine ")]
+    assert line.startswith("  engine onnxruntime (openvino: model 'm': OpenVINO computes f64 as f32")
+    (model,) = json.loads(check(tmp_path, text, "--json").stdout)["models"]
+    assert ("onnxruntime", ["openvino"]) == (model["engine"]["engine"], [*model["engine"]["passed_over"]])
+    clock(tmp_path / "m.onnx", TensorProto.FLOAT)
+    assert "  engine openvino" in check(tmp_path, text).stdout.splitlines()
 
 
 def test_no_other_engine_is_advised_for_a_damaged_file(tmp_path: Path) -> None:

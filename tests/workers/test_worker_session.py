@@ -53,6 +53,7 @@ class RecordingSlots:
     slots = 2
     digests: Mapping[str, str] = {}
     tolerances: Mapping[str, Mapping[str, Any]] = {}
+    engines: Mapping[str, str] = {"m": "openvino openvino==2026.4.1"}
     models: Mapping[str, ModelSignature] = {"m": SIGNATURE}
     costs: Mapping[str, CostTable] = {"m": COSTS}
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -23,8 +23,10 @@ from shapestream_engine.batch import BatchInputs, BatchReport
 from shapestream_engine.batch_axis import inputs_line
 from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.compiled_model import CompiledModel
+from shapestream_engine.engine_choice import EngineChoice
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
+from shapestream_engine.model import engine_of
 from shapestream_engine.probe import ProbeReport
 from shapestream_engine.probing.examination import values_of
 from shapestream_engine.probing.inputs import complete_values, make_request
@@ -55,6 +57,7 @@ class ModelReport:
     """One model: what it takes and gives, the engine's effective properties, and the calls that were tried."""
 
     signature: ModelSignature
+    engine: EngineChoice
     properties: dict[str, str]
     calls: tuple[str, ...]
     proof: ProbeReport
@@ -84,6 +87,7 @@ class CheckReport:
             yield from folder.lines()
         for model in self.models:
             yield from model.signature.describe()
+            yield f"  engine {model.engine.engine}" + (f" ({model.engine.why})" if model.engine.why else "")
             if shown is not None:
                 yield from (
                     f"  {name} = {value}  (engine)" for name, value in sorted(model.properties.items())
@@ -110,6 +114,7 @@ class CheckReport:
             "models": [
                 {
                     "signature": model.signature.to_dict(),
+                    "engine": asdict(model.engine),
                     "properties": model.properties,
                     "calls": list(model.calls),
                     "proof": {
@@ -180,16 +185,17 @@ def _check_model(
     place = ("models", index)
     # As each process that will serve it: a verdict holds for a number of threads, and a start recalls it.
     (slots, threads), *others = processes_of(loaded.settings, settings.name)
+    spec = model_spec(settings)
+    choice = engine_of(spec)
+    spec = replace(spec, engine=choice.engine)
     for other_slots, other_threads in others:
-        tried = try_model(
-            settings, model_spec(settings), slots=other_slots, threads=other_threads, prove_trusted=True
-        )
+        tried = try_model(settings, spec, slots=other_slots, threads=other_threads, prove_trusted=True)
         tried.compiled.close()
         report.problems += [
             loaded.problem((*place, *where), f"with {other_threads} threads, {words}")
             for where, words in tried.judgement.refused
         ]
-    tried = try_model(settings, model_spec(settings), slots=slots, threads=threads, prove_trusted=True)
+    tried = try_model(settings, spec, slots=slots, threads=threads, prove_trusted=True)
     compiled, proof, judgement = tried.compiled, tried.proof, tried.judgement
     try:
         report.problems += [loaded.problem((*place, *where), words) for where, words in judgement.refused]
@@ -204,6 +210,7 @@ def _check_model(
         report.models.append(
             ModelReport(
                 signature=compiled.signature,
+                engine=choice,
                 properties=dict(compiled.properties),
                 calls=tuple(calls),
                 proof=proof,
