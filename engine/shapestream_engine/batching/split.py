@@ -174,7 +174,7 @@ class OutputSplitter(ABC):
         Clients rely on the bounds: a chain derives its own from them, and a program reserves memory by them.
         """
         sizes = shape[:-1] if self._port.is_string else shape
-        if not self._port.shape.admits(sizes):
+        if not self._port.announces(sizes):
             raise RuleError(
                 f"output {self._port.name!r} has the shape {list(sizes)}, and the signature announces "
                 f"[{self._port.shape}]"
