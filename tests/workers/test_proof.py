@@ -223,14 +223,7 @@ def test_an_answer_that_the_outputs_bounds_exclude_is_told(tmp_path: Path) -> No
     words = "output 'frames' has the shape [1, 0, 4], and the signature announces [batch, time:1.., 4]"
     ran = check(config)
     assert 0 == ran.exit_code, ran.output
-    (warning,) = ran.stderr.splitlines()
-    assert (
-        f"failed on made-up inputs, batch 1, n 1: {words} (if the model takes no such sizes, bound" in warning
-    )
-    assert (
-        f"is not advised: every output changes: a request alone breaks the rule of an output: inputs no. 0: {words}"
-        in (ran.stdout)
-    )
+    assert f"failed on made-up inputs, batch 1, n 1: {words} (if the model takes no such sizes" in ran.stderr
+    assert f"a request alone breaks the rule of an output: inputs no. 0: {words}" in ran.stdout
     config.write_text(config.read_text().replace("time:1..", "time"))
-    ran = check(config)
-    assert (0, "") == (ran.exit_code, ran.stderr)
+    assert "announces" not in check(config).output
