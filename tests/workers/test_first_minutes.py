@@ -104,6 +104,23 @@ def test_the_choice_of_an_engine_and_its_reason_are_told(tmp_path: Path) -> None
     assert "  engine openvino" in check(tmp_path, text).stdout.splitlines()
 
 
+def test_answers_of_two_engines_that_differ_are_told(tmp_path: Path) -> None:
+    """By default, as a warning; not where `--beside none` switches the comparison off."""
+    nodes = [helper.make_node("ReduceLogSumExp", ["x"], ["y"], axes=[1], keepdims=0)]
+    write_onnx(tmp_path / "m.onnx", nodes, {"x": ["n", 4]}, {"y": ["n"]}, opset=13)
+    text = "models: [{name: m, path: m.onnx, batching: {max_batch: 1}}]\n"
+    words = "models[0]: output 'y': openvino answers the shape [] and onnxruntime [8] ("
+    ran = check(tmp_path, text)
+    assert (0, True) == (ran.exit_code, words in ran.stderr), ran.output
+    assert "  beside onnxruntime: 1 output differs beyond its tolerance on " in ran.stdout
+    (model,) = json.loads(check(tmp_path, text, "--json").stdout)["models"]
+    assert ["y"] == [found["output"] for found in model["beside"]["differences"]]
+    ran = check(tmp_path, text, "--beside", "none")
+    assert "onnxruntime" not in ran.output
+    (line,) = check(tmp_path, text, "--beside", "tensorflow").stderr.splitlines()
+    assert "--beside: unknown engine 'tensorflow'; known are openvino, onnxruntime" in line
+
+
 def test_no_other_engine_is_advised_for_a_damaged_file(tmp_path: Path) -> None:
     """No engine reads it."""
     path = relu(tmp_path / "m.onnx")
