@@ -6,7 +6,8 @@ two belong to the worker, in its `BatchCosts` (batch_costs.py).
 
 A finished batch is compared with what was expected (`WorkerClass.observe`):
 
-- A batch that prepared new shapes only corrects what a preparation costs (`new`).
+- A batch that prepared new shapes only corrects what a preparation costs (`new`), unless it took less than `CLIP` of what
+  was expected without.
 - The first call at a node of the grid that is not known is believed.
 - Any other batch moves the nodes around its calls, and the slowdown of its worker, by a part of the difference.
 - `LASTING` batches in a row that are off by more than `CLIP` in one direction mean that costs have changed.
@@ -244,7 +245,10 @@ class WorkerClass:
         if ran_s > self._ran_s:
             self._ran_s = ran_s
             self.longest_s = max(self.longest_s, ran_s)
-        if not preparations:
+        # With its preparation a batch takes at least what it takes without; where sizes hardly ever come again, no other batch
+        # shows that a price is too high. A report of no seconds shows nothing.
+        is_too_dear = self.measured and 0.0 < busy_s * exp(CLIP) < steady_s
+        if not preparations or is_too_dear:
             self._learn(batch_costs, calls, busy_s, number, requests)
         elif self.measured:
             self.prepared(elements_of(calls[0][1]), steady_s, busy_s, preparations)
