@@ -245,8 +245,8 @@ class WorkerClass:
         if ran_s > self._ran_s:
             self._ran_s = ran_s
             self.longest_s = max(self.longest_s, ran_s)
-        # With its preparation a batch takes at least what it takes without; where sizes hardly ever come again, no other batch
-        # shows that a price is too high. A report of no seconds shows nothing.
+        # With its preparation a batch takes at least what it takes without. Where sizes hardly ever come again, no other
+        # batch shows that a price is too high. A report of no seconds shows nothing.
         is_too_dear = self.measured and 0.0 < busy_s * exp(CLIP) < steady_s
         if not preparations or is_too_dear:
             self._learn(batch_costs, calls, busy_s, number, requests)
