@@ -111,6 +111,7 @@ def test_the_greeting_tells_what_the_worker_can_do() -> None:
     session.greet(0.0)
     (hello,) = session.outgoing
     assert isinstance(hello, WorkerHello)
+    assert {"m": "openvino openvino==2026.4.1"} == hello.engines
     assert ("m",) == hello.once
     assert ("w-1", 42, 2) == (hello.worker, hello.pid, hello.slots)
     assert SIGNATURE == ModelSignature.from_dict(hello.models["m"])
