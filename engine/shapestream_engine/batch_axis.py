@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from shapestream_engine.errors import RuleMissing
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, read_model
+from shapestream_engine.output_rules import List
 from shapestream_engine.ports import InputPort
 from shapestream_engine.shapes import BATCH, Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
@@ -57,11 +58,16 @@ def states_batch(spec: ModelSpec) -> bool:
 
 
 def without_rules(spec: ModelSpec) -> ModelSignature:
-    """Return the model's signature; outputs without a rule get the rule `shared`.
+    """Return the model's signature, with the rule `shared` or `whole` for outputs that the batch axis does not divide.
 
-    Allowed shapes are ignored, because they may name a batch axis that is not found yet. Raises what `read_model` raises.
+    Stated rules and allowed shapes are ignored, because they may need a batch axis that is not found yet. Raises what
+    `read_model` raises.
     """
-    model, _ = with_shared_rules(spec, read_model)
+    outputs = {
+        name: port if (port.rule or {}).get("rule") == List.NAME else replace(port, rule=None)
+        for name, port in spec.outputs.items()
+    }
+    model, _ = with_shared_rules(replace(spec, outputs=outputs), read_model)
     return model.signature
 
 

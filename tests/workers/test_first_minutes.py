@@ -104,6 +104,25 @@ def test_the_choice_of_an_engine_and_its_reason_are_told(tmp_path: Path) -> None
     assert "  engine openvino" in check(tmp_path, text).stdout.splitlines()
 
 
+@pytest.mark.parametrize(
+    ("engine", "output"),
+    [
+        ("openvino", "{rule: rows}"),
+        pytest.param("onnxruntime", "{rule: rows, shape: 'batch, 4'}", marks=pytest.mark.thorough),
+    ],
+)
+def test_a_rule_may_be_stated_before_the_batch_axis_is_found(
+    tmp_path: Path, engine: str, output: str
+) -> None:
+    """The file names no axis, and the YAML no input; the rule is judged with the axis that is tried."""
+    node = helper.make_node("Relu", ["x"], ["y"])
+    write_onnx(tmp_path / "m.onnx", [node], {"x": [None, 4]}, {"y": [None, 4]})
+    text = f"models: [{{name: m, path: m.onnx, engine: {engine}, outputs: {{y: {output}}}}}]\n"
+    ran = check(tmp_path, text, "--beside", "none")
+    assert (0, "") == (ran.exit_code, ran.stderr)
+    assert "  batch: ?, requests share calls along it" in ran.stdout.splitlines()
+
+
 def test_answers_of_two_engines_that_differ_are_told(tmp_path: Path) -> None:
     """By default, as a warning; not where `--beside none` switches the comparison off."""
     nodes = [helper.make_node("ReduceLogSumExp", ["x"], ["y"], axes=[1], keepdims=0)]
