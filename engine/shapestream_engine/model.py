@@ -158,6 +158,9 @@ class Backend(Protocol):
         `threads` is the number of CPU threads that all slots share; None: the engine's choice. Raises `ModelLoadError` for
         a file that cannot be read or run, `SignatureError` for a spec that contradicts the file, and `EngineMissing` if a
         package is missing.
+
+        A backend may also have `read_spec(spec) -> ModelSignature`, for `read_model`, and `check_spec(spec) -> None`, which
+        raises `EngineError` for a file that another engine should run (`engine_of`). Neither compiles anything.
         """
 
 
