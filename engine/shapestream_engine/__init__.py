@@ -6,6 +6,7 @@ The engine has no event loop, no socket and no wire format; the pipeline has tho
 from shapestream_engine.batch import BatchInputs, BatchReport, ErrorCode
 from shapestream_engine.compiled_model import CompiledModel, Preparations, PreparedLimits
 from shapestream_engine.element_types import ELEMENT_TYPES, dtype_of, element_type_of
+from shapestream_engine.engine_choice import EngineChoice
 from shapestream_engine.errors import (
     ElementTypeError,
     EngineError,
@@ -20,7 +21,15 @@ from shapestream_engine.errors import (
 )
 from shapestream_engine.infer_request import InferRequest, InferResults, OutputTensor
 from shapestream_engine.layout import Buffer, Layout, RequestShape, Tensors
-from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, ReadModel, compile_model, read_model
+from shapestream_engine.model import (
+    InputSpec,
+    ModelSpec,
+    OutputSpec,
+    ReadModel,
+    compile_model,
+    engine_of,
+    read_model,
+)
 from shapestream_engine.output_rules import (
     Counts,
     Crop,
@@ -55,6 +64,7 @@ __all__ = [
     "Crop",
     "Dimension",
     "ElementTypeError",
+    "EngineChoice",
     "EngineError",
     "EngineMissing",
     "ErrorCode",
@@ -100,6 +110,7 @@ __all__ = [
     "compile_model",
     "dtype_of",
     "element_type_of",
+    "engine_of",
     "parse_rule",
     "parse_strategy",
     "read_model",

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from shapestream_engine.errors import RuleMissing
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, read_model
+from shapestream_engine.output_rules import List
 from shapestream_engine.ports import InputPort
 from shapestream_engine.shapes import BATCH, Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
@@ -57,11 +58,16 @@ def states_batch(spec: ModelSpec) -> bool:
 
 
 def without_rules(spec: ModelSpec) -> ModelSignature:
-    """Return the model's signature; outputs without a rule get the rule `shared`.
+    """Return the model's signature, with the rule `shared` or `whole` for outputs that the batch axis does not divide.
 
-    Allowed shapes are ignored, because they may name a batch axis that is not found yet. Raises what `read_model` raises.
+    Stated rules and allowed shapes are ignored, because they may need a batch axis that is not found yet. Raises what
+    `read_model` raises.
     """
-    model, _ = with_shared_rules(spec, read_model)
+    outputs = {
+        name: port if (port.rule or {}).get("rule") == List.NAME else replace(port, rule=None)
+        for name, port in spec.outputs.items()
+    }
+    model, _ = with_shared_rules(replace(spec, outputs=outputs), read_model)
     return model.signature
 
 
@@ -87,7 +93,7 @@ def with_shared_rules(spec: ModelSpec, make: Callable[[ModelSpec], M]) -> tuple[
 def with_batch_axis(spec: ModelSpec, signature: ModelSignature) -> ModelSpec | NoBatchAxis:
     """Name the first axis of every input `batch` where that may be its meaning; otherwise return the reason."""
     stated = {name for shape in _stated(spec).values() for name in shape.names if name is not None}
-    can_open = spec.effective_engine == _STATIC_CAN_OPEN
+    can_open = spec.engines[0] == _STATIC_CAN_OPEN
     if (reason := _reason(signature, frozenset(stated))) is not None:
         return NoBatchAxis(reason=reason, shapes=_helpful_shapes(signature, can_open=can_open))
     inputs = {**spec.inputs}

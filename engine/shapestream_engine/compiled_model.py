@@ -59,6 +59,8 @@ class CompiledModel(ABC):
         self.signature = signature
         self.properties: Mapping[str, Any] = dict(properties)
         """The effective engine properties, defaults included, as plain data for a log."""
+        self.engine = ""
+        """The name of its engine; `compile_model` sets it."""
         self.prepared: PreparedModels | None = None
         """The prepared models; None if the strategy or the engine uses none."""
         self.digest: str | None = None

@@ -84,17 +84,18 @@ class ModelLoadError(EngineError):
 
 
 class EngineMissing(EngineError):
-    """An engine that the configuration names is not installed.
+    """None of the engines that could run a model is installed; as a rule the configuration names the only one.
 
-    `extra` is the optional dependency that installs the engine.
+    `extra` is the optional dependency that installs the first of them.
     """
 
-    def __init__(self, engine: str, *, extra: str | None = None) -> None:
-        self.engine = engine
+    def __init__(self, engine: str, *others: str, extra: str | None = None) -> None:
+        self.engines = (engine, *others)
         self.extra = engine if extra is None else extra
+        install = " or ".join(f"pip install 'shapestream[{name}]'" for name in (self.extra, *others))
+        are_not = "is not" if not others else "or " + " or ".join(map(repr, others)) + " is not"
         super().__init__(
-            f"the engine {engine!r} is not installed; to install it: pip install 'shapestream[{self.extra}]'",
-            key=("engine",),
+            f"the engine {engine!r} {are_not} installed; to install it: {install}", key=("engine",)
         )
 
 

@@ -79,6 +79,12 @@ def runtime_of(engine: str) -> dict[str, list[str]]:
     return found
 
 
+def engine_and_versions(engine: str) -> str:
+    """Return the name of an engine and the versions of its own packages, `openvino openvino==2026.4.1`."""
+    found = (name for module, names in runtime_of(engine).items() if module != "numpy" for name in names)
+    return " ".join((engine, *found))
+
+
 def _distributions_of(module: str) -> list[str]:
     names = set(_installed(tuple(sys.path)).get(module, ()))
     if names:

@@ -21,8 +21,10 @@ from typing import Any, Protocol, cast
 from shapestream_engine.backends.registry import check_engine, load_backend
 from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.compiled_model import CompiledModel, PreparedLimits, PreparedModels
+from shapestream_engine.engine_choice import EngineChoice, choose_engine, engines_of_path
 from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.infer_request import port_number
+from shapestream_engine.model_files import is_whole
 from shapestream_engine.pooling import PooledModel, Pooling
 from shapestream_engine.ports import InputPort, OutputPort, PadValue
 from shapestream_engine.shapes import NamedShape, ShapeLike
@@ -77,7 +79,8 @@ class ModelSpec:
     function: str | None = None
     model: Any = None
     engine: str | None = None
-    """`openvino`, `onnxruntime`, `torch`, `function` or an installed engine; None: chosen by the kind of model."""
+    """`openvino`, `onnxruntime`, `torch`, `function` or an installed engine; None: the first that takes the model
+    (`engine_of`)."""
     device: str = "CPU"
     inputs: Mapping[str, InputSpec] = field(default_factory=dict)
     outputs: Mapping[str, OutputSpec] = field(default_factory=dict)
@@ -113,13 +116,13 @@ class ModelSpec:
         return str(getattr(self.model, "__name__", "model"))
 
     @property
-    def effective_engine(self) -> str:
-        """The engine that compiles the model: `engine`, else the default for the kind of model."""
+    def engines(self) -> tuple[str, ...]:
+        """The engines that may run the model, in the order in which they are tried; only `engine` where it is given."""
         if self.engine is not None:
-            return self.engine
+            return (self.engine,)
         if self.function is not None or callable(self.model):
-            return "function"
-        return "torch" if self.path is not None and self.path.suffix.lower() == ".pt2" else "openvino"
+            return ("function",)
+        return engines_of_path(self.path) if self.path is not None else ("openvino",)
 
     def refused_by(self, engine: str, takes: str) -> SignatureError:
         """Make the error for an engine that takes another kind of model."""
@@ -155,7 +158,33 @@ class Backend(Protocol):
         `threads` is the number of CPU threads that all slots share; None: the engine's choice. Raises `ModelLoadError` for
         a file that cannot be read or run, `SignatureError` for a spec that contradicts the file, and `EngineMissing` if a
         package is missing.
+
+        A backend may also have `read_spec(spec) -> ModelSignature`, for `read_model`, and `check_spec(spec) -> None`, which
+        raises `EngineError` for a file that another engine should run (`engine_of`). Neither compiles anything.
         """
+
+
+def engine_of(spec: ModelSpec) -> EngineChoice:
+    """Return the engine that runs the model: the only one, or the first that is installed and takes the file.
+
+    The file is read where several engines may run it. Raises `EngineMissing`, and `ModelLoadError` if none takes it.
+    """
+    if len(spec.engines) == 1:
+        return EngineChoice(engine=spec.engines[0])
+    damaged = spec.path is not None and not is_whole(spec.path)
+
+    def check(engine: str) -> None:
+        check_spec = getattr(load_backend(engine), "check_spec", None)
+        # A file that is missing or damaged is no engine's fault: the first one says it when it compiles.
+        if check_spec is not None and not damaged:
+            check_spec(spec)
+
+    return choose_engine(spec.engines, check)
+
+
+def with_engine(spec: ModelSpec) -> ModelSpec:
+    """Return the spec with the name of the engine that runs it; raises the errors of `engine_of`."""
+    return spec if spec.engine is not None else replace(spec, engine=engine_of(spec).engine)
 
 
 def spec_of(model: ModelSpec | Path | str) -> ModelSpec:
@@ -177,14 +206,16 @@ def compile_model(
     if slots < 1 or (threads is not None and threads < 1):
         raise ValueError(f"slots and threads are counts from 1, not {slots} and {threads}")
     spec = spec_of(model)
-    backend: Backend = load_backend(spec.effective_engine)
+    choice = engine_of(spec)
+    backend: Backend = load_backend(choice.engine)
     compiled = backend.compile_spec(spec, slots=slots, threads=threads)
     if compiled.signature.strategy != spec.strategy:
         raise SignatureError(
-            f"model {spec.name!r}: the engine {spec.effective_engine} does not do the strategy {spec.strategy.name}"
+            f"model {spec.name!r}: the engine {choice.engine} does not do the strategy {spec.strategy.name}"
         )
     if spec.pooling is not None:
         compiled = _pooled(compiled, spec.pooling)
+    compiled.engine = choice.engine
     if compiled.prepares:
         _warm_up(compiled, spec)
     return compiled
@@ -310,7 +341,7 @@ def read_model(model: ModelSpec | Path | str) -> ReadModel:
     Raises the errors of `compile_model`, except those of the device.
     """
     spec = spec_of(model)
-    backend: Backend = load_backend(spec.effective_engine)
+    backend: Backend = load_backend(engine_of(spec).engine)
     read_spec = getattr(backend, "read_spec", None)
     if read_spec is not None:
         signature: ModelSignature = read_spec(spec)

@@ -46,6 +46,15 @@ def check_file(path: Path) -> None:
         raise ModelLoadError(f"cannot read the model {path}: {error.filename}: {error.strerror}") from error
 
 
+def is_whole(path: Path) -> bool:
+    """Tell whether the file can be read as far as it says which files belong to it."""
+    try:
+        files_of_model(path)
+    except (ModelLoadError, OSError):
+        return False
+    return True
+
+
 def files_of_model(path: Path) -> list[Path]:
     """Return the model's files: `path`, then the files that it needs, existing or not.
 

@@ -237,6 +237,17 @@ class OutputPort(Port):
             for extent in self.extents
         )
 
+    def announces(self, shape: Sequence[int]) -> bool:
+        """Tell whether a result may have this shape: its rank, and sizes within the dimensions.
+
+        Of the axis along which the data decides, a result may have any part, nothing included.
+        """
+        data_axis = self.data_axis
+        return len(shape) == self.shape.rank and all(
+            (axis == data_axis and size <= dimension.minimum) or size in dimension
+            for axis, (size, dimension) in enumerate(zip(shape, self.shape.dimensions, strict=True))
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain data from which `from_dict` makes an equal port."""
         return {**Port.to_dict(self), "rule": rule_to_dict(self.rule)}

@@ -17,16 +17,27 @@ from typing import Any
 
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import SignatureError
-from shapestream_engine.model import ModelSpec, OutputSpec
+from shapestream_engine.model import ModelSpec, OutputSpec, with_engine
 from shapestream_engine.output_rules import rule_to_dict
 from shapestream_engine.ports import OutputPort
+from shapestream_engine.probing.beside import EnginesReport
 from shapestream_engine.probing.cache import ProofCache
 from shapestream_engine.probing.child import Heard, Task, blamed, run_child
 from shapestream_engine.probing.evidence import without_jumps
 from shapestream_engine.probing.examination import ProbeOptions, treatments
 from shapestream_engine.probing.report import Finding, ProbeReport, Treatment, unjudged
 
-__all__ = ["Finding", "ProbeOptions", "ProbeReport", "ProofCache", "Treatment", "complete_rules", "prove"]
+__all__ = [
+    "EnginesReport",
+    "Finding",
+    "ProbeOptions",
+    "ProbeReport",
+    "ProofCache",
+    "Treatment",
+    "compare_beside",
+    "complete_rules",
+    "prove",
+]
 
 _MOST_CHILDREN = 8
 """Largest number of child processes of one proof."""
@@ -52,7 +63,7 @@ def prove(
     wanted = treatments(model.signature, options)
     if not wanted:
         return ProbeReport(model=spec.name, findings=())
-    task = Task(spec=spec, options=options, threads=threads)
+    task = Task(spec=with_engine(spec), options=options, threads=threads)
     return (cache or ProofCache(None)).kept(task, model.signature, lambda: _prove(task, wanted))
 
 
@@ -67,13 +78,28 @@ def complete_rules(
 
     Uncertain rules are left out; compilation then reports them as missing. The result still needs `prove`.
     """
-    task = Task(spec=spec, options=options, threads=threads, guess=True)
+    task = Task(spec=with_engine(spec), options=options, threads=threads, guess=True)
     known = (cache or ProofCache(None)).kept(task, None, lambda: _guess(task))
     outputs = {**spec.outputs}
     for name, shape in known.follows.items():
         stated = outputs.get(name, OutputSpec())
         outputs[name] = replace(stated, rule=dict(known.rules[name]), shape=shape)
     return replace(spec, outputs=outputs), dict(known.rules)
+
+
+def compare_beside(
+    spec: ModelSpec, other: str, options: ProbeOptions, *, threads: int | None = None
+) -> EnginesReport:
+    """Compare the model's answers with those of the engine `other`, in a child process, since either may crash.
+
+    `spec` has a rule for each output. Nothing is raised for a model that cannot be compared: the report says why.
+    """
+    task = Task(spec=with_engine(spec), options=options, threads=threads, beside=other)
+    heard = run_child(task, options.hang_s)
+    if heard.outcome is not None:
+        return EnginesReport.from_dict(heard.outcome)
+    why = str(heard.error) if heard.error is not None else f"{heard.end} ({heard.case})"
+    return EnginesReport(engine=task.spec.engine or "", other=other, why_not=why)
 
 
 def _guess(task: Task) -> ProbeReport:

@@ -64,6 +64,41 @@ def queued(client: Any) -> int:
     return int(client.statistics()["scheduler"]["queued"])
 
 
+def first_bytes(address: str, sent: bytes) -> bytes:
+    """What a port answers at first to these bytes, over a connection that is tried once."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    with socket.create_connection((host, int(port)), TIMEOUT_S) as raw:
+        raw.sendall(sent)
+        return raw.recv(9)
+
+
+def test_ready_means_that_every_port_answers(workplace: Any) -> None:
+    """Right after the line of the log: gRPC's library opens its port only when its process is up."""
+    everywhere = 'listen: ["tcp://127.0.0.1:*"], http: "127.0.0.1:0", admin: "127.0.0.1:0"'
+    served = workplace.serve(
+        SERVED.replace("listen: [ipc://s.sock]", everywhere)
+        .replace("GRPC", '"127.0.0.1:0"')
+        .replace("MODEL", "double")
+    )
+    (ready,) = served.events("server ready")
+    address = next(address for address in ready["listen"] if address.startswith("tcp:"))
+    places = {"server": address}
+    for kind in ("grpc ready", "http ready", "admin port ready"):
+        (line,) = served.events(kind)
+        places[kind] = line["address"]
+    get = b"GET /%s HTTP/1.1\r\nHost: here\r\n\r\n"
+    greetings = {
+        "server": b"\xff" + bytes(8) + b"\x7f",
+        "grpc ready": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5),
+        "http ready": get % b"v2/health/live",
+        "admin port ready": get % b"health/live",
+    }
+    answers = {kind: first_bytes(place, greetings[kind]) for kind, place in places.items()}
+    # ZMTP's signature, a frame of settings of HTTP/2, and the status line of HTTP.
+    assert (b"\xff", b"\x04") == (answers["server"][:1], answers["grpc ready"][3:4])
+    assert [b"HTTP/1.1 "] * 2 == [answers["http ready"], answers["admin port ready"]]
+
+
 def test_a_killed_gateway_costs_its_connections_and_is_started_again(workplace: Any) -> None:
     """The other one goes on; new connections that find one are answered."""
     served = serve(workplace, '{address: "127.0.0.1:0", processes: 2}')

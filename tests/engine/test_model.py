@@ -32,21 +32,21 @@ FUNCTION_PORTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("given", "engine"),
+    ("given", "engines"),
     [
-        ({"path": Path("m.xml")}, "openvino"),
-        ({"path": Path("m.onnx")}, "openvino"),
-        ({"path": Path("m.pt2")}, "torch"),
-        ({"path": Path("m.onnx"), "engine": "onnxruntime"}, "onnxruntime"),
-        ({"function": "package.module:name"}, "function"),
-        ({"model": double}, "function"),
-        ({"model": object()}, "openvino"),
-        ({"model": double, "engine": "openvino"}, "openvino"),
+        ({"path": Path("m.xml")}, ("openvino",)),
+        ({"path": Path("m.onnx")}, ("openvino", "onnxruntime")),
+        ({"path": Path("m.pt2")}, ("torch",)),
+        ({"path": Path("m.onnx"), "engine": "onnxruntime"}, ("onnxruntime",)),
+        ({"function": "package.module:name"}, ("function",)),
+        ({"model": double}, ("function",)),
+        ({"model": object()}, ("openvino",)),
+        ({"model": double, "engine": "openvino"}, ("openvino",)),
     ],
 )
-def test_the_engine_is_chosen_by_what_is_given(given: dict[str, Any], engine: str) -> None:
-    """Files and models in memory are for OpenVINO, references and callables are functions, unless said otherwise."""
-    assert engine == ModelSpec(name="m", **given).effective_engine
+def test_the_engines_follow_from_what_is_given(given: dict[str, Any], engines: tuple[str, ...]) -> None:
+    """Two read ONNX; other files and models in memory are for one, and references and callables are functions."""
+    assert engines == ModelSpec(name="m", **given).engines
 
 
 @pytest.mark.parametrize(

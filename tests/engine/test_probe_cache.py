@@ -137,6 +137,7 @@ CHANGED: dict[type, dict[str, object]] = {
         "threads": 3,
         "skip": frozenset({"batching"}),
         "guess": True,
+        "beside": "onnxruntime",
     },
     ModelSpec: {
         "function": "numpy:sinc",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 from tests.onnx_files import write_classifier, write_onnx
 from typer.testing import CliRunner, Result
 
@@ -33,6 +34,17 @@ def convolution(path: Path) -> Path:
     ]
     weights = np.linspace(-1, 1, 40).reshape(2, 1, 20).astype(np.float32)
     return write_onnx(path, nodes, {"x": ["batch", 1, "length"]}, {"y": ["batch", 2]}, {"w": weights})
+
+
+def clock(path: Path, element_type: int) -> Path:
+    """Seconds since a moment of the year 2023, in numbers of this type."""
+    moment = helper.make_tensor("moment", element_type, [], [1.7e9])
+    nodes = [
+        helper.make_node("Constant", [], ["moment"], value=moment),
+        helper.make_node("Sub", ["x", "moment"], ["y"]),
+    ]
+    types = {"x": element_type, "y": element_type}
+    return write_onnx(path, nodes, {"x": ["batch", 4]}, {"y": ["batch", 4]}, types=types)
 
 
 def check(folder: Path, text: str, *options: str) -> Result:
@@ -69,14 +81,63 @@ def test_an_output_that_is_no_tensor(tmp_path: Path, engine: str) -> None:
 
 
 def test_an_operator_that_openvino_has_not(tmp_path: Path) -> None:
-    """ONNX Runtime is advised, and takes it."""
+    """ONNX Runtime takes it by itself; it is advised where the engine is named."""
     write_classifier(tmp_path / "m.onnx", zipmap=False)
-    ran = check(tmp_path, "models: [{name: m, path: m.onnx}]\n")
+    ran = check(tmp_path, "models: [{name: m, path: m.onnx, engine: openvino}]\n")
     (problem,) = problems(ran, tmp_path)
     assert "ai.onnx.ml.LinearClassifier" in problem
     assert problem.endswith(" (ONNX Runtime may have what OpenVINO lacks: engine: onnxruntime)")
-    ran = check(tmp_path, "models: [{name: m, path: m.onnx, engine: onnxruntime}]\n")
+    for engine in ("", ", engine: auto", ", engine: onnxruntime"):
+        ran = check(tmp_path, f"models: [{{name: m, path: m.onnx{engine}}}]\n")
+        assert (0, "") == (ran.exit_code, ran.stderr)
+
+
+def test_the_choice_of_an_engine_and_its_reason_are_told(tmp_path: Path) -> None:
+    """A line of `check`, and an entry of its JSON; OpenVINO would compute the times as f32."""
+    clock(tmp_path / "m.onnx", TensorProto.DOUBLE)
+    text = "models: [{name: m, path: m.onnx}]\n"
+    (line,) = [line for line in check(tmp_path, text).stdout.splitlines() if line.startswith("  engine ")]
+    assert line.startswith("  engine onnxruntime (openvino: model 'm': OpenVINO computes f64 as f32")
+    (model,) = json.loads(check(tmp_path, text, "--json").stdout)["models"]
+    assert ("onnxruntime", ["openvino"]) == (model["engine"]["engine"], [*model["engine"]["passed_over"]])
+    clock(tmp_path / "m.onnx", TensorProto.FLOAT)
+    assert "  engine openvino" in check(tmp_path, text).stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("engine", "output"),
+    [
+        ("openvino", "{rule: rows}"),
+        pytest.param("onnxruntime", "{rule: rows, shape: 'batch, 4'}", marks=pytest.mark.thorough),
+    ],
+)
+def test_a_rule_may_be_stated_before_the_batch_axis_is_found(
+    tmp_path: Path, engine: str, output: str
+) -> None:
+    """The file names no axis, and the YAML no input; the rule is judged with the axis that is tried."""
+    node = helper.make_node("Relu", ["x"], ["y"])
+    write_onnx(tmp_path / "m.onnx", [node], {"x": [None, 4]}, {"y": [None, 4]})
+    text = f"models: [{{name: m, path: m.onnx, engine: {engine}, outputs: {{y: {output}}}}}]\n"
+    ran = check(tmp_path, text, "--beside", "none")
     assert (0, "") == (ran.exit_code, ran.stderr)
+    assert "  batch: ?, requests share calls along it" in ran.stdout.splitlines()
+
+
+def test_answers_of_two_engines_that_differ_are_told(tmp_path: Path) -> None:
+    """By default, as a warning; not where `--beside none` switches the comparison off."""
+    nodes = [helper.make_node("ReduceLogSumExp", ["x"], ["y"], axes=[1], keepdims=0)]
+    write_onnx(tmp_path / "m.onnx", nodes, {"x": ["n", 4]}, {"y": ["n"]}, opset=13)
+    text = "models: [{name: m, path: m.onnx, batching: {max_batch: 1}}]\n"
+    words = "models[0]: output 'y': openvino answers the shape [] and onnxruntime [8] ("
+    ran = check(tmp_path, text)
+    assert (0, True) == (ran.exit_code, words in ran.stderr), ran.output
+    assert "  beside onnxruntime: 1 output differs beyond its tolerance on " in ran.stdout
+    (model,) = json.loads(check(tmp_path, text, "--json").stdout)["models"]
+    assert ["y"] == [found["output"] for found in model["beside"]["differences"]]
+    ran = check(tmp_path, text, "--beside", "none")
+    assert "onnxruntime" not in ran.output
+    (line,) = check(tmp_path, text, "--beside", "tensorflow").stderr.splitlines()
+    assert "--beside: unknown engine 'tensorflow'; known are openvino, onnxruntime" in line
 
 
 def test_no_other_engine_is_advised_for_a_damaged_file(tmp_path: Path) -> None:

@@ -214,3 +214,16 @@ def test_a_mistake_in_the_samples_points_to_them(tmp_path: Path) -> None:
     ran = check(write(tmp_path, ROWS, "constant", more="    probe: real.npz\n"))
     assert 3 == ran.exit_code
     assert ":6:5: models[0].probe: cannot read samples from" in ran.stderr
+
+
+def test_an_answer_that_the_outputs_bounds_exclude_is_told(tmp_path: Path) -> None:
+    """`check` warns of the sizes at which the model gives no frame though the YAML announces one, and advises no padding."""
+    outputs = '    outputs: {frames: {shape: "batch, time:1.., 4", element_type: f32, rule: rows}}\n'
+    config = write(tmp_path, "".join(ROWS.splitlines(keepends=True)[:4]), "frames_of_four", more=outputs)
+    words = "output 'frames' has the shape [1, 0, 4], and the signature announces [batch, time:1.., 4]"
+    ran = check(config)
+    assert 0 == ran.exit_code, ran.output
+    assert f"failed on made-up inputs, batch 1, n 1: {words} (if the model takes no such sizes" in ran.stderr
+    assert f"a request alone breaks the rule of an output: inputs no. 0: {words}" in ran.stdout
+    config.write_text(config.read_text().replace("time:1..", "time"))
+    assert "announces" not in check(config).output

@@ -46,7 +46,7 @@ def test_the_smallest_file_gets_every_default(tmp_path: Path) -> None:
     settings = load(tmp_path, ONE_MODEL).settings
     assert (f"ipc://{tmp_path}/run/shapestream.sock",) == settings.server.listen
     (model,) = settings.models
-    assert ("openvino", "CPU", str(tmp_path / "m.xml")) == (model.effective_engine, model.device, model.path)
+    assert ("openvino", "CPU", str(tmp_path / "m.xml")) == (model.only_engine, model.device, model.path)
     (group,) = settings.worker_groups
     assert (1, "auto", "auto", (model,)) == (
         group.count,

@@ -55,7 +55,7 @@ def test_the_short_form_is_the_path(folder: Path) -> None:
     """Options have their defaults, the engine follows, and the digest is that of the file."""
     loaded = load(folder, TOKENS)
     (model,) = loaded.settings.models
-    assert (str(folder / "tokenizer.json"), "tokenizer") == (model.file, model.effective_engine)
+    assert (str(folder / "tokenizer.json"), "tokenizer") == (model.file, model.only_engine)
     spec = model_spec(model)
     options = {
         "max_tokens": None,

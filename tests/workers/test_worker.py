@@ -63,6 +63,7 @@ class EchoSlots:
     slots = 1
     digests: Mapping[str, str] = {}
     tolerances: Mapping[str, Mapping[str, Any]] = {}
+    engines: Mapping[str, str] = {}
     models: Mapping[str, ModelSignature] = {"m": SIGNATURE}
     costs: Mapping[str, CostTable] = {}
 

@@ -53,6 +53,7 @@ class RecordingSlots:
     slots = 2
     digests: Mapping[str, str] = {}
     tolerances: Mapping[str, Mapping[str, Any]] = {}
+    engines: Mapping[str, str] = {"m": "openvino openvino==2026.4.1"}
     models: Mapping[str, ModelSignature] = {"m": SIGNATURE}
     costs: Mapping[str, CostTable] = {"m": COSTS}
 
@@ -110,6 +111,7 @@ def test_the_greeting_tells_what_the_worker_can_do() -> None:
     session.greet(0.0)
     (hello,) = session.outgoing
     assert isinstance(hello, WorkerHello)
+    assert {"m": "openvino openvino==2026.4.1"} == hello.engines
     assert ("m",) == hello.once
     assert ("w-1", 42, 2) == (hello.worker, hello.pid, hello.slots)
     assert SIGNATURE == ModelSignature.from_dict(hello.models["m"])

@@ -11,21 +11,26 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path, PurePath
 from threading import Thread
 from typing import Any
 
 from shapestream.chains.plan import Chain
 from shapestream.errors import ConfigurationError
 from shapestream.settings import LoadedSettings, ModelSettings, TextFolder, load_models
+from shapestream.settings.model_settings import AUTO_ENGINE
+from shapestream_engine.backends.registry import check_engine, is_installed
 from shapestream_engine.batch import BatchInputs, BatchReport
 from shapestream_engine.batch_axis import inputs_line
 from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.compiled_model import CompiledModel
+from shapestream_engine.engine_choice import EngineChoice, engines_of_path
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
-from shapestream_engine.probe import ProbeReport
+from shapestream_engine.model import engine_of
+from shapestream_engine.model_files import files_of_model
+from shapestream_engine.probe import EnginesReport, ProbeReport, compare_beside
 from shapestream_engine.probing.examination import values_of
 from shapestream_engine.probing.inputs import complete_values, make_request
 from shapestream_engine.request_pool import RequestPool
@@ -47,6 +52,10 @@ TYPICAL_ROWS = 3
 OTHER_SIZES = (24, 32, 64, 224, 8, 4, 2)
 # A model that takes longer than this over made-up inputs of these sizes is stuck.
 RUN_TIMEOUT_S = 120.0
+MOST_BESIDE_BYTES = 256 * 1024 * 1024
+"""Bytes of a model's files up to which another engine's answers are compared unasked: both engines hold the weights, beside
+the model of `check` itself, and a call of a larger one takes longer than anybody waits for."""
+_WHO_IS_RIGHT = "(compare with what trained the model; `engine` chooses one, --beside none skips this)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +63,12 @@ class ModelReport:
     """One model: what it takes and gives, the engine's effective properties, and the calls that were tried."""
 
     signature: ModelSignature
+    engine: EngineChoice
     properties: dict[str, str]
     calls: tuple[str, ...]
     proof: ProbeReport
+    engines: EnginesReport | None
+    """The comparison with another engine; None if there was none."""
     padding: PaddingAdvice
     speed: SpeedAdvice
 
@@ -83,11 +95,13 @@ class CheckReport:
             yield from folder.lines()
         for model in self.models:
             yield from model.signature.describe()
+            yield f"  engine {model.engine.engine}" + (f" ({model.engine.why})" if model.engine.why else "")
             if shown is not None:
                 yield from (
                     f"  {name} = {value}  (engine)" for name, value in sorted(model.properties.items())
                 )
             yield from (f"  {line}" for line in model.proof.lines())
+            yield from (f"  {line}" for line in (model.engines.lines() if model.engines else ()))
             yield from (f"  ran {call}" for call in model.calls)
             yield from (f"  {line}" for line in model.padding.lines())
             yield from (f"  {line}" for line in model.speed.lines())
@@ -109,11 +123,13 @@ class CheckReport:
             "models": [
                 {
                     "signature": model.signature.to_dict(),
+                    "engine": asdict(model.engine),
                     "properties": model.properties,
                     "calls": list(model.calls),
                     "proof": {
                         key: value for key, value in model.proof.to_dict().items() if key != "tolerances"
                     },
+                    "beside": None if model.engines is None else asdict(model.engines),
                     "padding": {**asdict(model.padding), "proved": list(model.padding.proved)},
                     "speed": model.speed.to_dict(),
                 }
@@ -141,11 +157,19 @@ def check_models(config: Path) -> list[str]:
     return check_configuration(loaded).problems
 
 
-def check_configuration(loaded: LoadedSettings, *, measure_s: float = 0.0) -> CheckReport:
+def check_configuration(
+    loaded: LoadedSettings, *, measure_s: float = 0.0, beside: str = "none"
+) -> CheckReport:
     """Compile and try every model; problems are in the report, none is raised.
 
-    `measure_s`: seconds for the measurements of each model's speed.
+    `measure_s`: seconds for the measurements of each model's speed. `beside`: the engine whose answers are compared; `auto`:
+    the other one that reads the file, if it is small; `none`. Raises `ConfigurationError` for an unknown engine.
     """
+    if beside not in (AUTO_ENGINE, "none"):
+        try:
+            check_engine(beside)
+        except EngineError as error:
+            raise ConfigurationError([f"--beside: {error}"]) from error
     report = CheckReport(folders=loaded.folders, warnings=[*placement_warnings(loaded)])
     if loaded.settings.in_process is not None:
         report.warnings.append(
@@ -159,7 +183,7 @@ def check_configuration(loaded: LoadedSettings, *, measure_s: float = 0.0) -> Ch
         report.problems += error.problems
     for index, settings in enumerate(loaded.settings.models):
         try:
-            _check_model(loaded, index, settings, report, measure_s)
+            _check_model(loaded, index, settings, report, measure_s, beside)
         except EngineError as error:
             report.problems.append(problem_of(loaded, settings, error))
     signatures = {model.signature.name: model.signature for model in report.models}
@@ -173,27 +197,40 @@ def check_configuration(loaded: LoadedSettings, *, measure_s: float = 0.0) -> Ch
 
 
 def _check_model(
-    loaded: LoadedSettings, index: int, settings: ModelSettings, report: CheckReport, measure_s: float
+    loaded: LoadedSettings,
+    index: int,
+    settings: ModelSettings,
+    report: CheckReport,
+    measure_s: float,
+    beside: str,
 ) -> None:
     require_trusted(settings)
     place = ("models", index)
     # As each process that will serve it: a verdict holds for a number of threads, and a start recalls it.
     (slots, threads), *others = processes_of(loaded.settings, settings.name)
+    spec = model_spec(settings)
+    choice = engine_of(spec)
+    spec = replace(spec, engine=choice.engine)
     for other_slots, other_threads in others:
-        tried = try_model(
-            settings, model_spec(settings), slots=other_slots, threads=other_threads, prove_trusted=True
-        )
+        tried = try_model(settings, spec, slots=other_slots, threads=other_threads, prove_trusted=True)
         tried.compiled.close()
         report.problems += [
             loaded.problem((*place, *where), f"with {other_threads} threads, {words}")
             for where, words in tried.judgement.refused
         ]
-    tried = try_model(settings, model_spec(settings), slots=slots, threads=threads, prove_trusted=True)
+    tried = try_model(settings, spec, slots=slots, threads=threads, prove_trusted=True)
     compiled, proof, judgement = tried.compiled, tried.proof, tried.judgement
     try:
         report.problems += [loaded.problem((*place, *where), words) for where, words in judgement.refused]
         report.warnings += [loaded.problem((*place, *where), words) for where, words in judgement.warnings]
         calls: list[str] = []
+        engines = None
+        if (other := _engine_beside(choice.engine, settings, beside)) is not None:
+            engines = compare_beside(tried.spec, other, probe_options(settings), threads=threads)
+            report.warnings += [
+                loaded.problem(place, f"{found.words(choice.engine, other)} {_WHO_IS_RIGHT}")
+                for found in engines.differences
+            ]
         # A model that ended its trial's process is not run in this one.
         if not proof.notes:
             ran = _try_model(settings, compiled)
@@ -203,9 +240,11 @@ def _check_model(
         report.models.append(
             ModelReport(
                 signature=compiled.signature,
+                engine=choice,
                 properties=dict(compiled.properties),
                 calls=tuple(calls),
                 proof=proof,
+                engines=engines,
                 padding=advise_padding(settings, tried, slots=slots, threads=threads),
                 speed=advise_speed(
                     loaded.settings, settings, tried, slots=slots, threads=threads, budget_s=measure_s
@@ -214,6 +253,26 @@ def _check_model(
         )
     finally:
         compiled.close()
+
+
+def _engine_beside(engine: str, settings: ModelSettings, wanted: str) -> str | None:
+    """Return the engine to compare with, or None.
+
+    By default it is another installed one that reads the file, on the CPU, of a file that fits into memory three times.
+    """
+    if wanted != AUTO_ENGINE:
+        return wanted if settings.path is not None and wanted not in ("none", engine) else None
+    if settings.path is None or settings.device != "CPU":
+        return None
+    others = [
+        each for each in engines_of_path(PurePath(settings.path)) if each != engine and is_installed(each)
+    ]
+    if (
+        not others
+        or sum(file.stat().st_size for file in files_of_model(Path(settings.path))) > MOST_BESIDE_BYTES
+    ):
+        return None
+    return others[0]
 
 
 @dataclass(slots=True)

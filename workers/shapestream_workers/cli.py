@@ -326,6 +326,13 @@ def check(
             help="Time per model to measure bf16 and another number of slots, besides compilations; 0: neither.",
         ),
     ] = 4.0,
+    beside: Annotated[
+        str,
+        typer.Option(
+            metavar="ENGINE",
+            help="Compare answers with this engine's; auto: with the other one that reads a small file; none: not.",
+        ),
+    ] = "auto",
     as_json: Json = False,
     any_function: AnyFunction = False,
 ) -> None:
@@ -342,7 +349,7 @@ def check(
             loaded = load_settings(config)
         except ConfigurationError as error:
             raise ConfigurationError([*error.problems, *check_models(config)]) from error
-        report = check_configuration(loaded, measure_s=measure)
+        report = check_configuration(loaded, measure_s=measure, beside=beside)
         shown = loaded if show else None
         print_answer(report.lines(shown), report.to_dict(shown), as_json=as_json)
         for warning in report.warnings:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -81,7 +81,12 @@ def _measure(
         budget_s=budget_s,
         values=values_of(compiled.signature, options),
         key=cost_key(
-            model_spec(model), compiled.signature, options, slots=slots, threads=threads, budget_s=budget_s
+            replace(model_spec(model), engine=compiled.engine),
+            compiled.signature,
+            options,
+            slots=slots,
+            threads=threads,
+            budget_s=budget_s,
         ),
         cache=cache,
     )

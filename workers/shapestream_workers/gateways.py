@@ -17,7 +17,7 @@ from __future__ import annotations
 import socket
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Literal, TypeAlias
 
@@ -142,10 +142,13 @@ class GatewayPorts:
         """HOST:PORT by kind."""
         return {port.kind: port.address for port in self._ports}
 
-    def processes(self, server_address: str, *, grace_s: float) -> SupervisedProcesses:
+    def processes(
+        self, server_address: str, *, grace_s: float, all_ready: Callable[[], None]
+    ) -> SupervisedProcesses:
         """Return the gateways, to be run. They end within `grace_s` seconds of the request to.
 
-        They are never given up, since each holds nothing but its connections.
+        `all_ready` is called whenever each of them is ready. They are never given up, since each holds nothing but its
+        connections.
         """
         commands: dict[str, list[str]] = {}
         for port in self._ports:
@@ -154,6 +157,7 @@ class GatewayPorts:
             commands,
             RestartPolicy(max_crashes=sys.maxsize, drain_s=grace_s),
             kind="gateway",
+            all_ready=all_ready,
             descriptors=[number for port in self._ports for number in port.descriptors],
         )
 

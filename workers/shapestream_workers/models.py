@@ -27,7 +27,15 @@ from shapestream_engine.compiled_model import CompiledModel, PreparedLimits
 from shapestream_engine.containers import available_cpus
 from shapestream_engine.errors import EngineError, ModelLoadError, RuleMissing
 from shapestream_engine.machine import divide_cpus
-from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model, read_model
+from shapestream_engine.model import (
+    InputSpec,
+    ModelSpec,
+    OutputSpec,
+    compile_model,
+    engine_of,
+    read_model,
+    with_engine,
+)
 from shapestream_engine.pooling import Pooling
 from shapestream_engine.shapes import BATCH
 from shapestream_engine.signature import ModelSignature
@@ -79,7 +87,9 @@ def placement_warnings(loaded: LoadedSettings) -> Iterator[str]:
 
 
 def model_spec(model: ModelSettings) -> ModelSpec:
-    """Return the engine's specification of the model, with all the padding that the configuration allows.
+    """Return the specification of the model, with all the padding that the configuration allows.
+
+    Its engine is open where the file decides (`with_engine`).
 
     With `batch_invariant`, every call has the same number of rows and nothing is padded.
     """
@@ -88,7 +98,7 @@ def model_spec(model: ModelSettings) -> ModelSpec:
         name=model.name,
         path=None if model.file is None else Path(model.file),
         function=model.function,
-        engine=model.effective_engine,
+        engine=model.only_engine,
         device=model.device,
         inputs={
             name: InputSpec(
@@ -160,6 +170,7 @@ def compile_models(
         log.info(
             "model compiled",
             model=model.name,
+            engine=compiled[model.name].engine,
             device=model.device,
             digest=compiled[model.name].digest,
             properties=dict(compiled[model.name].properties),
@@ -218,7 +229,7 @@ def read_signatures(loaded: LoadedSettings, models: Iterable[ModelSettings] | No
 
 def _signature(settings: Settings, model: ModelSettings) -> tuple[ModelSignature, Judgement]:
     """Return the signature and the judgement; the model is tested only if that can change them."""
-    spec = model_spec(model)
+    spec = with_engine(model_spec(model))
     if not may_share(model) or states_batch(spec):
         with suppress(RuleMissing):
             signature = read_model(spec).signature
@@ -251,7 +262,11 @@ def _compile_unchanged(
 
 def _compile(model: ModelSettings, slots: int, threads: int | None) -> tuple[CompiledModel, Judgement]:
     """Return the model as it may be served, and the consequences of its proof."""
-    tried = try_model(model, model_spec(model), slots=slots, threads=threads)
+    spec = model_spec(model)
+    choice = engine_of(spec)
+    if choice.why:
+        log.info("engine chosen", model=model.name, engine=choice.engine, why=choice.why)
+    tried = try_model(model, replace(spec, engine=choice.engine), slots=slots, threads=threads)
     spec, ready, judgement = tried.spec, tried.compiled, tried.judgement
     for output, rule in tried.rules.items():
         log.info("rule seen on the model", model=model.name, output=output, rule=dict(rule))

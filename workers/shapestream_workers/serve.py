@@ -230,6 +230,8 @@ class _Serving:
         self._reloads: Reloads
         self._drained = trio.Event()
         self._gateways_ended = trio.Event()
+        self._reachable = trio.Event()
+        """Set when all ports answer."""
         self._workers: SupervisedProcesses | None = None
         self._models = models_of_workers(loaded.settings)
         """The models of each worker, by the YAML that was read last."""
@@ -262,7 +264,8 @@ class _Serving:
             if self._admin is not None:
                 nursery.start_soon(self._admin.run, self._pages())
             keep_what_is_loaded()
-            notify("READY=1")
+            if gateways is None:
+                self._tell_reachable()
             nursery.start_soon(tend_watchdog, server.readings.standstill)
             in_process = self._loaded.settings.in_process
             if in_process is not None and in_process.memory_limit is not None:
@@ -289,7 +292,7 @@ class _Serving:
 
     async def _serve(self, *, task_status: trio.TaskStatus[Server]) -> None:
         try:
-            await self._start(task_status=task_status)
+            await self._start(task_status=task_status, reachable=self._reachable)
         finally:
             self._drained.set()
 
@@ -340,9 +343,18 @@ class _Serving:
         if self._gateway_ports is None:
             self._gateways_ended.set()
             return None
-        for kind, address in self._gateway_ports.addresses.items():
+        return self._gateway_ports.processes(
+            self._server.addresses[-1], grace_s=STOP_GRACE_S, all_ready=self._tell_reachable
+        )
+
+    def _tell_reachable(self) -> None:
+        """Tell the log and systemd that the server is ready, once: gRPC's port is not open before its gateways are."""
+        if self._reachable.is_set():
+            return
+        for kind, address in self._gateway_ports.addresses.items() if self._gateway_ports else ():
             log.info(f"{kind} ready", address=address)
-        return self._gateway_ports.processes(self._server.addresses[-1], grace_s=STOP_GRACE_S)
+        self._reachable.set()
+        notify("READY=1")
 
     async def _run_gateways(self, gateways: SupervisedProcesses) -> None:
         """Run the gateways until the server has drained. They answer what the server answered, and end."""

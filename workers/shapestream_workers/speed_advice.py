@@ -23,7 +23,7 @@ from shapestream_engine.comparison import (
 )
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError
-from shapestream_engine.model import ModelSpec, compile_model
+from shapestream_engine.model import ModelSpec, compile_model, engine_of
 from shapestream_engine.probing.examination import values_of
 from shapestream_workers.proof import TriedModel, probe_options
 
@@ -141,7 +141,7 @@ def advise_precision(
 
 def faster_precision(spec: ModelSpec) -> Mapping[str, str]:
     """Return the properties of a faster precision; empty if engine and device have none, or the spec names one."""
-    ask = getattr(load_backend(spec.effective_engine), "faster_precision", None)
+    ask = getattr(load_backend(engine_of(spec).engine), "faster_precision", None)
     return {} if ask is None else cast("Mapping[str, str]", ask(spec))
 
 
@@ -158,7 +158,7 @@ def _chosen(settings: Settings, model: ModelSettings, slots: int, threads: int) 
         ]
         place, counts = next(iter(groups), ("workers", WorkerGroupSettings()))
     other = None
-    if model.device == "CPU" and model.effective_engine not in ("function", "tokenizer"):
+    if model.device == "CPU" and model.only_engine not in ("function", "tokenizer"):
         other = other_slots(slots, threads)
     return SlotsAdvice(place=place, slots=slots, threads=threads, auto=counts.slots == "auto", other=other)
 

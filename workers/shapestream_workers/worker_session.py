@@ -68,7 +68,10 @@ def with_costs_that_fit(hello: WorkerHello, costs: Mapping[str, dict[str, Any]])
     room = (
         MAX_WORKER_ITEMS
         - ENTRY_ITEMS
-        - sum(items_of(value) for value in (hello.models, hello.digests, hello.once, hello.tolerances))
+        - sum(
+            items_of(value)
+            for value in (hello.models, hello.digests, hello.once, hello.tolerances, hello.engines)
+        )
     )
     fitting: dict[str, dict[str, Any]] = {}
     for name, table in sorted(costs.items(), key=lambda item: items_of(item[1])):
@@ -97,6 +100,7 @@ class WorkerSession:
                 protocol=WORKER_PROTOCOL,
                 once=once,
                 tolerances={key: dict(found) for key, found in slots.tolerances.items()},
+                engines=dict(slots.engines),
             ),
             {key: table.to_dict() for key, table in slots.costs.items()},
         )

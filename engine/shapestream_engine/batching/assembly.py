@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from shapestream_engine.array_bytes import array_of, sent_array
+from shapestream_engine.array_bytes import array_of
 from shapestream_engine.batching.gather import InputGatherer
 from shapestream_engine.batching.gather_strings import StringGatherer
 from shapestream_engine.batching.split import Column, Division, splitters_of
@@ -95,11 +95,9 @@ class Assembly:
         for splitter in self._in_order:
             number = splitter.number
             element_type = self._signature.outputs[number].element_type
-            whole = splitter.join(
-                [array_of(element_type, part.layout[number][2], part.buffers[number]) for part in parts], rows
-            )
-            shape, buffer = sent_array(element_type, whole)
-            layout.append((number, element_type, shape))
+            own = [array_of(element_type, part.layout[number][2], part.buffers[number]) for part in parts]
+            entry, buffer = splitter.joined(own, rows)
+            layout.append(entry)
             buffers.append(buffer)
         return Tensors(layout=tuple(layout), buffers=buffers)
 

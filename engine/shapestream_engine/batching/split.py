@@ -34,6 +34,7 @@ from shapestream_engine.dimension_table import DimensionTable
 from shapestream_engine.element_types import EXACT_BITS, dtype_of
 from shapestream_engine.errors import ElementTypeError, InferenceError, RuleError
 from shapestream_engine.layout import RequestShape
+from shapestream_engine.memo import Memo
 from shapestream_engine.output_rules import (
     Counts,
     Crop,
@@ -117,6 +118,8 @@ class OutputSplitter(ABC):
         self._port = port
         self._rank = port.shape.rank
         self._dtype = array_dtype(port.element_type)
+        self._entry = Memo(self._announced)
+        """The layout entry of a result by its shape."""
         self._follows: tuple[_Follow, ...] = tuple(
             (axis, table.names.index(extent.dimension), extent)
             for axis, extent in enumerate(port.extents)
@@ -127,11 +130,16 @@ class OutputSplitter(ABC):
     def divide(self, division: Division) -> Column:
         """Divide the output among the requests; raises `RuleError` if the output breaks its rule."""
 
-    def join(self, parts: Sequence[Array], rows: Sequence[int]) -> Array:
+    def joined(self, parts: Sequence[Array], rows: Sequence[int]) -> tuple[_Entry, bytes]:
         """Join the parts of one request from several calls; `rows` has its rows in each call.
 
-        Raises `RuleError` if the parts do not fit together.
+        Raises `RuleError` if the parts do not fit together, or make a result that the signature excludes.
         """
+        shape, buffer = sent_array(self._port.element_type, self.join(parts, rows))
+        return self._entry(shape), buffer
+
+    def join(self, parts: Sequence[Array], rows: Sequence[int]) -> Array:
+        """Return the parts of one request as one array; raises `RuleError` if they do not fit together."""
         assert self._join_axis is not None  # a splitter without the axis overrides `join`
         try:
             return np.concatenate(parts, axis=self._join_axis)
@@ -159,6 +167,19 @@ class OutputSplitter(ABC):
                 f"its port says [{self._port.shape}]"
             )
         return output
+
+    def _announced(self, shape: tuple[int, ...]) -> _Entry:
+        """Return the layout entry of a result of this shape; raises `RuleError` for one that the signature excludes.
+
+        Clients rely on the bounds: a chain derives its own from them, and a program reserves memory by them.
+        """
+        sizes = shape[:-1] if self._port.is_string else shape
+        if not self._port.announces(sizes):
+            raise RuleError(
+                f"output {self._port.name!r} has the shape {list(sizes)}, and the signature announces "
+                f"[{self._port.shape}]"
+            )
+        return self.number, self._port.element_type, shape
 
     def _wrong_size(self, output: Array, axis: int, size: int, extent: Extent | None = None) -> RuleError:
         """Return the error for an axis that has neither `size` nor the size that `extent` makes of it."""
@@ -191,9 +212,7 @@ class OutputSplitter(ABC):
         if self._port.is_string or trims or axis is None or (axis and prod(output.shape[:axis]) != 1):
             return self._column(self._pieces(output, counts, division, axis, trims))
         head, tail = output.shape[:axis], output.shape[axis + 1 :]
-        entries = {
-            count: (self.number, self._port.element_type, (*head, count, *tail)) for count in set(counts)
-        }
+        entries = {count: self._entry((*head, count, *tail)) for count in set(counts)}
         rows_first = output.reshape(output.shape[axis:])
         return Column([entries[count] for count in counts], _cut_bytes(rows_first, counts))
 
@@ -222,7 +241,7 @@ class OutputSplitter(ABC):
         try:
             for own in pieces:
                 shape, buffer = sent_array(element_type, own)
-                column.entries.append((self.number, element_type, shape))
+                column.entries.append(self._entry(shape))
                 column.buffers.append(buffer)
         except ElementTypeError as error:
             raise InferenceError(f"output {self._port.name!r}: {error}") from None
@@ -505,8 +524,7 @@ class TotalSplitter(OutputSplitter):
                 f"has {selection.total}"
             )
         own = self._exact(selection.counts)
-        entry = (self.number, self._port.element_type, output.shape)
-        return Column([entry] * len(own), [number.tobytes() for number in own])
+        return Column([self._entry(output.shape)] * len(own), [number.tobytes() for number in own])
 
     def join(self, parts: Sequence[Array], rows: Sequence[int]) -> Array:
         """Return the sum over the calls."""

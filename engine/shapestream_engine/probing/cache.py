@@ -23,7 +23,7 @@ import numpy as np
 from shapestream_engine.containers import available_cpus
 from shapestream_engine.kept_files import KeptFiles, read_plain, write_plain
 from shapestream_engine.machine import cpu_name, runtime_of
-from shapestream_engine.model import ModelSpec
+from shapestream_engine.model import ModelSpec, engine_of
 from shapestream_engine.model_files import files_of_model
 from shapestream_engine.probing.child import Task
 from shapestream_engine.probing.report import ProbeReport
@@ -74,7 +74,7 @@ def key_of(version: int, asked: object, spec: ModelSpec, signature: ModelSignatu
         "asked": _plain(asked),
         "signature": None if signature is None else {**signature.to_dict(), "name": ""},
         "model": _model_digest(spec),
-        "versions": _versions(spec.effective_engine),
+        "versions": _versions(engine_of(spec).engine),
         "cpu": cpu_name(),
         # Without a number of threads, the engine chooses by the number of CPUs.
         "cpus": available_cpus(),

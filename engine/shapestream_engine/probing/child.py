@@ -26,11 +26,13 @@ from time import monotonic
 from typing import IO, Any
 
 from shapestream_engine.batch_axis import with_shared_rules
+from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.model import ModelSpec, compile_model
 from shapestream_engine.parent_pipe import die_with_writer
 from shapestream_engine.ports import OutputPort
-from shapestream_engine.probing.examination import ProbeOptions, examine, values_of
+from shapestream_engine.probing.beside import EnginesReport, compare_engines
+from shapestream_engine.probing.examination import ProbeOptions, computed_in, examine, values_of
 from shapestream_engine.probing.model_calls import Announce
 from shapestream_engine.probing.report import Finding, Treatment, finding_from_dict, refuted
 from shapestream_engine.probing.rule_guess import guess_rules
@@ -55,6 +57,8 @@ class Task:
     """Phases that ended an earlier child."""
     guess: bool = False
     """True: find the rules that the specification lacks; nothing is proved."""
+    beside: str = ""
+    """Another engine: its answers are compared with the model's; nothing is proved."""
 
 
 # ---------------------------------------------------------------- the parent
@@ -202,6 +206,9 @@ def _work(task: Task, channel: IO[str]) -> None:
         # Alone, requests run unpadded, whatever the strategy does in service.
         plain = replace(task.spec, strategy=Strategy())
         model = compile_model(plain, slots=1, threads=task.threads)
+        if task.beside:
+            say(outcome=asdict(_compare(task, model, announce)))
+            return
         served = None
         if task.spec.strategy != replace(plain.strategy, most_rows=task.spec.strategy.most_rows):
             served = compile_model(task.spec, slots=1, threads=task.threads)
@@ -232,6 +239,19 @@ def _guess(task: Task, announce: Announce) -> dict[str, OutputPort]:
         seed=task.options.seed,
         announce=announce,
         skip=task.skip,
+    )
+
+
+def _compare(task: Task, model: CompiledModel, announce: Announce) -> EnginesReport:
+    return compare_engines(
+        task.spec,
+        model,
+        task.beside,
+        values_of(model.signature, task.options),
+        seed=task.options.seed,
+        computed_in=computed_in(model.properties),
+        threads=task.threads,
+        announce=announce,
     )
 
 

@@ -63,7 +63,11 @@ def _metadata(port: InputPort | OutputPort) -> dict[str, Any]:
 
 
 def _dims(port: InputPort | OutputPort) -> list[int]:
-    return [-1 if size.is_dynamic else size.minimum for size in port.shape.dimensions]
+    data_axis = port.data_axis if isinstance(port, OutputPort) else None
+    return [
+        -1 if size.is_dynamic or axis == data_axis else size.minimum
+        for axis, size in enumerate(port.shape.dimensions)
+    ]
 
 
 def model_config(signature: ModelSignature) -> dict[str, Any]:

@@ -14,7 +14,8 @@ than `MOVED`, so that plans made with them stay valid in between. Then a new ver
 
 A finished batch is compared with what was expected (`WorkerClass.observe`):
 
-- A batch that prepared new shapes only corrects what a preparation costs (`new`).
+- A batch that prepared new shapes only corrects what a preparation costs (`new`), unless it took less than `CLIP` of what
+  was expected without.
 - The first call at a node of the grid that is not known is believed (tries.py).
 - Any other batch moves the nodes around its calls, and the slowdown of its worker, by a part of the difference.
 - A lasting change makes the nodes unknown again.
@@ -490,13 +491,23 @@ class WorkerClass:
             if ran_s > self.longest_call_s:
                 self.longest_call_s = ran_s
                 self.renew()
-        if not preparations:
+        if not preparations or self._is_too_dear(worker, rows, shape, busy_s):
             self._learn(worker, calls, busy_s, number, requests)
         elif self.measured:
             steady_s = self.second(rows, shape) * self.slowdown(worker)
             self.prepared(elements_of(calls[0][1]), steady_s, busy_s, preparations)
         else:
             self._fit(self.paid, calls, busy_s, number, requests)
+
+    def _is_too_dear(self, worker: str, rows: int, shape: Sizes, busy_s: float) -> bool:
+        """Tell whether a batch took much less with its preparation than its price without.
+
+        Where sizes hardly ever come again, no other batch shows that a price is too high. A report of no seconds shows
+        nothing.
+        """
+        if not self.measured or busy_s <= 0.0:
+            return False
+        return busy_s * exp(CLIP) < self.second(rows, shape) * self.slowdown(worker)
 
     @staticmethod
     def _fit(linear: LinearCost, calls: Calls, seconds: float, number: int, requests: int) -> None:

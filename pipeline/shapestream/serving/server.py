@@ -341,7 +341,7 @@ class Server:
 
     # ---------------------------------------------------------------- its tasks
 
-    async def _run(self, task_status: trio.TaskStatus[Server]) -> None:
+    async def _run(self, task_status: trio.TaskStatus[Server], reachable: trio.Event | None) -> None:
         cost_keeper = self._cost_keeper
         try:
             async with trio.open_nursery() as nursery:
@@ -356,12 +356,7 @@ class Server:
                 if self._local_port is not None:
                     self._local_port.start()
                     await self._local_port.greeted.wait()
-                log.info(
-                    "server ready",
-                    listen=self.addresses,
-                    workers=self.worker_addresses,
-                    models=self._models.names,
-                )
+                nursery.start_soon(self._tell_ready, reachable)
                 task_status.started(self)
                 await self._drain()
                 if cost_keeper is not None:
@@ -377,6 +372,16 @@ class Server:
             if self._local is not None and self._local_port is not None:
                 await self._local.aclose()
                 self._local_port.outgoing.socket.close()
+
+    async def _tell_ready(self, reachable: trio.Event | None) -> None:
+        if reachable is not None:
+            await reachable.wait()
+        log.info(
+            "server ready",
+            listen=self.addresses,
+            workers=self.worker_addresses,
+            models=self._models.names,
+        )
 
     def _flush(self) -> None:
         """Send all ready messages, and end the links that could not be sent to. That may make more messages ready."""
@@ -459,6 +464,7 @@ async def serve(
     tracer: RequestTracer | None = None,
     clients: PeerSocket | None = None,
     workers: PeerSocket | None = None,
+    reachable: trio.Event | None = None,
     task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until drained or cancelled; hand a `Server` to `nursery.start`.
@@ -473,6 +479,8 @@ async def serve(
     local: slots in this process.
     tracer: makes spans of requests; the server closes it at its end.
     clients, workers: sockets to use instead of those made from the settings' addresses. All are closed at the end.
+    reachable: set when ports that others open for this server (gateways) are reachable; the log calls it ready then. None:
+        there are none.
 
     Raises AddressInUse when another process listens at an address. Raises ConfigurationError for an address that other
     machines reach, without `keys` or `security: network`.
@@ -492,7 +500,7 @@ async def serve(
         server = Server(
             settings, served, client_socket, worker_socket, cost_cache=cost_cache, local=local, tracer=tracer
         )
-        await server._run(task_status)
+        await server._run(task_status, reachable)
     finally:
         for socket in (client_socket, worker_socket):
             if socket is not None:

@@ -50,6 +50,7 @@ from shapestream_engine.batch import BatchReport, ErrorCode
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Buffer
+from shapestream_engine.machine import engine_and_versions
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Runner
@@ -157,6 +158,10 @@ class SlotThreads:
             key: model.tolerances for key, model in models.items() if model.tolerances
         }
         """How far two equal results of an output may lie apart (`OutputTolerance.to_dict`), by model and output."""
+        self.engines: Mapping[str, str] = {
+            key: engine_and_versions(model.engine) for key, model in models.items() if model.engine
+        }
+        """The engine of each model, with the versions of its packages; those made without `compile_model` are left out."""
         self._compiled = models
         self._dial = dial
         self._codec = codec_of(Role.WORKER)

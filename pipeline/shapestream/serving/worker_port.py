@@ -233,6 +233,7 @@ class WorkerPort:
             slots=offer.slots,
             models=list(offer.models),
             digests=offer.digests,
+            engines=offer.engines,
         )
 
     def _send_time(self, worker: ConnectedWorker, now: float) -> None:

@@ -238,7 +238,7 @@ def _check_shape(port: OutputPort, shape: tuple[int, ...], own: dict[str, int]) 
 
 
 MAX_NAME = 200
-"""Characters of a worker's name, which every result and many log lines carry."""
+"""Characters of a worker's name, which every result and many log lines carry, and of an engine's."""
 MOST_OFFERED = 256
 """Models of one worker."""
 MOST_PAIRS = 2048
@@ -267,6 +267,8 @@ class Offer:
     """The sha256 of models' files, by model; some models may have none."""
     tolerances: Mapping[str, Mapping[str, OutputTolerance]] = field(default_factory=dict)
     """The largest difference between two results that count as equal, by model and output."""
+    engines: Mapping[str, str] = field(default_factory=dict)
+    """The engine that computes each model, with its version, in the worker's words; some models may have none."""
 
 
 def read_offer(hello: WorkerHello) -> Slices[Offer]:
@@ -299,6 +301,13 @@ def read_offer(hello: WorkerHello) -> Slices[Offer]:
             raise GreetingRefused(f"it has a digest of {name!r}, but serves no such model")
         if not _DIGEST.fullmatch(digest):
             raise GreetingRefused(f"its digest of {name!r} is not a sha256 of 64 hexadecimal digits")
+    for name, engine in hello.engines.items():
+        if name not in models:
+            raise GreetingRefused(f"it has an engine of {name!r}, but serves no such model")
+        if len(engine) > MAX_NAME or not engine.isprintable():
+            raise GreetingRefused(
+                f"its engine of {name!r} must be printable and have at most {MAX_NAME} characters"
+            )
     return Offer(
         name=hello.worker,
         pid=hello.pid,
@@ -307,6 +316,7 @@ def read_offer(hello: WorkerHello) -> Slices[Offer]:
         costs=costs,
         digests=hello.digests,
         tolerances=tolerances,
+        engines=hello.engines,
     )
 
 

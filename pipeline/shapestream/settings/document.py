@@ -15,7 +15,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from shapestream.errors import did_you_mean
 from shapestream.settings.chain_settings import ChainSettings
-from shapestream.settings.model_settings import ModelSettings
+from shapestream.settings.model_settings import AUTO_ENGINE, ModelSettings
 from shapestream.settings.server_settings import ServerSettings
 from shapestream.settings.values import (
     COUNT,
@@ -154,7 +154,9 @@ class Settings(Section):
     def effective(self) -> Settings:
         """Return these settings with the derived values: engines, audits and the default worker."""
         models = tuple(
-            model.model_copy(update={"engine": model.effective_engine, "audit": model.effective_audit})
+            model.model_copy(
+                update={"engine": model.only_engine or AUTO_ENGINE, "audit": model.effective_audit}
+            )
             for model in self.models
         )
         return self.model_copy(update={"models": models, "workers": self.worker_groups})

@@ -32,6 +32,7 @@ from shapestream.settings.values import (
 from shapestream.settings.yaml_source import Location
 from shapestream_engine.backends.registry import known_engines
 from shapestream_engine.element_types import ELEMENT_TYPES
+from shapestream_engine.engine_choice import ENGINES_OF_SUFFIX, engines_of_path
 from shapestream_engine.errors import ShapeError, SignatureError
 from shapestream_engine.output_rules import RULES, FollowingRule, List
 from shapestream_engine.ports import MAX_AT_MOST_BYTES, shapes_of
@@ -236,7 +237,14 @@ class _Dimensions:
 DEFAULT_INVARIANT_ROWS = 4
 """Rows of a call for `batch_invariant: true`: most of the gain for short rows, at a small cost for a lone request."""
 
-_SUFFIXES = {"openvino": (".xml", ".onnx"), "onnxruntime": (".onnx",), "torch": (".pt2",)}
+AUTO_ENGINE = "auto"
+"""The engine by the file, and of the engines that read it the first that takes it; the same as no engine."""
+_SUFFIXES: dict[str, list[str]] = {
+    engine: [suffix for suffix, engines in ENGINES_OF_SUFFIX.items() if engine in engines]
+    for engines in ENGINES_OF_SUFFIX.values()
+    for engine in engines
+}
+"""Engine -> the suffixes of the files that it reads."""
 _KINDS = {".xml": "IR", ".onnx": "ONNX", ".pt2": "torch.export"}
 
 _ALONE = {"max_batch": (1,), "max_delay_ms": (0,), "max_padding_ratio": (), "max_batch_bytes": ()}
@@ -276,9 +284,9 @@ def check_engine(value: Any) -> str:
     return check_name(value, "engine", known_engines())
 
 
-def engine_of_path(path: str) -> str:
-    """Return the default engine for a model file."""
-    return "torch" if path.lower().endswith(".pt2") else "openvino"
+def read_engine(value: Any) -> Any:
+    """Read `auto` as no engine, which is the default."""
+    return None if value == AUTO_ENGINE else value
 
 
 def read_property(value: Any) -> str:
@@ -327,7 +335,7 @@ SamplesPath: TypeAlias = Annotated[
 Engine: TypeAlias = Annotated[
     str,
     BeforeValidator(check_engine),
-    WithJsonSchema({**TEXT, "examples": ["openvino", "onnxruntime", "torch", "function"]}),
+    WithJsonSchema({**TEXT, "examples": ["auto", "openvino", "onnxruntime", "torch", "function"]}),
 ]
 PropertyValue: TypeAlias = Annotated[
     str, BeforeValidator(read_property), WithJsonSchema({"type": ["string", "number", "boolean"]})
@@ -491,8 +499,8 @@ class ModelSettings(Section):
     """A tokenizer.json instead of `path`: texts in, token ids out. With a folder as `path`: options of its tokenizer."""
     sha256: Annotated[str, BeforeValidator(check_digest)] | None = None
     """The sha256 that the model's files must have, one after the other: the file itself, then its weights."""
-    engine: Engine | None = None
-    """The engine. Default: openvino for an IR or ONNX file, torch for a .pt2, function for a function."""
+    engine: Annotated[Engine | None, BeforeValidator(read_engine)] = None
+    """The engine. Default: auto, which is the first of openvino and onnxruntime that takes an ONNX file."""
     device: str = Field(default="CPU", min_length=1)
     """The engine's name of the device."""
     inputs: dict[str, InputSettings] = Field(default_factory=dict)
@@ -525,11 +533,14 @@ class ModelSettings(Section):
         return self.path if self.tokenizer is None else self.tokenizer.path
 
     @property
-    def effective_engine(self) -> str:
-        """The engine of the model: the configured one, or the default for its kind of file."""
+    def only_engine(self) -> str | None:
+        """The engine that is configured, or the only one for its kind; None where the file decides (`engine_of`)."""
         if self.tokenizer is not None:
             return "tokenizer"
-        return self.engine or ("function" if self.path is None else engine_of_path(self.path))
+        if self.engine is not None or self.path is None:
+            return self.engine or "function"
+        engines = engines_of_path(PurePath(self.path))
+        return engines[0] if len(engines) == 1 else None
 
     @property
     def effective_audit(self) -> float:
@@ -628,7 +639,7 @@ class ModelSettings(Section):
             known = ", ".join(f"{what} ({suffix})" for suffix, what in _KINDS.items())
             words = f'"{path.name}" is of no known kind: {known} (add the engine that reads it)'
             yield ("path",), words
-        elif self.engine is not None and path.suffix not in _SUFFIXES.get(self.engine, (path.suffix,)):
+        elif self.engine is not None and path.suffix not in _SUFFIXES.get(self.engine, [path.suffix]):
             read = " and ".join(_SUFFIXES[self.engine])
             yield ("path",), f'engine "{self.engine}" reads {read}, not "{path.name}"'
 

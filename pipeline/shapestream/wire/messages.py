@@ -273,7 +273,7 @@ class Explanation(Entry):
 # ---------------------------------------------------------------- worker -> server
 
 
-@entry(40, Role.SERVER_OF_WORKERS, optional=4)
+@entry(40, Role.SERVER_OF_WORKERS, optional=5)
 class WorkerHello(Entry):
     """A worker is ready: its models are compiled. Slots are numbered 0 .. slots - 1.
 
@@ -297,6 +297,8 @@ class WorkerHello(Entry):
     tolerances: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Model name -> output name -> how far two equal results may lie apart, as plain data. Models whose proof found no
     tolerances are left out."""
+    engines: dict[str, str] = field(default_factory=dict)
+    """Model name -> the engine that computes it, with the versions of its packages: `openvino openvino==2026.4.1`."""
 
 
 @entry(41, Role.SERVER_OF_WORKERS)

@@ -267,3 +267,9 @@ def first_column(x: Array) -> Array:
 def sums(**inputs: Array) -> Array:
     """Per row the sum of all that it has, in any number of inputs."""
     return np.asarray(sum(each.sum(1, dtype=np.float64) for each in inputs.values()), np.float32)
+
+
+def frames_of_four(x: Array) -> Array:
+    """[batch, samples] -> [batch, samples // 4, 4]: the samples in frames; of fewer than four there is no frame."""
+    frames = x.shape[1] // 4
+    return x[:, : 4 * frames].reshape(len(x), frames, 4) + 1

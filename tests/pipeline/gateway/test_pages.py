@@ -11,11 +11,15 @@ from shapestream.gateway.infer_tensors import DATATYPES, config_datatype
 from shapestream.gateway.model_pages import (
     max_batch_size,
     model_config,
+    model_metadata,
     repository_index,
     why_not_ready,
     why_server_is_not_ready,
 )
 from shapestream_engine.element_types import ELEMENT_TYPES
+from shapestream_engine.output_rules import PaddedCounts, Rows
+from shapestream_engine.ports import OutputPort
+from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.string_arrays import STRING_TYPES
 
@@ -93,6 +97,20 @@ def test_dims_lack_the_batch_where_it_is_axis_0_of_all_ports(
     assert rows == max_batch_size(signature) == config["max_batch_size"]
     assert dims == [port["dims"] for port in config["input"] + config["output"]]
     assert "TYPE_FP32" == config["input"][0]["data_type"]
+
+
+def test_no_size_is_told_of_an_axis_along_which_the_data_decides() -> None:
+    """A table for 300 entries of each row, of which a request gets those that are counted."""
+    signature = ModelSignature(
+        "m",
+        (port_of("batch:1..8, n", "input", "x", "f32"),),
+        (
+            OutputPort("count", "i32", NamedShape.parse("batch"), Rows()),
+            OutputPort("boxes", "f32", NamedShape.parse("batch, 300, 4"), PaddedCounts("count")),
+        ),
+    )
+    assert [[-1], [-1, -1, 4]] == [port["shape"] for port in model_metadata(signature)["outputs"]]
+    assert [[], [-1, 4]] == [port["dims"] for port in model_config(signature)["output"]]
 
 
 @on_site

@@ -70,6 +70,7 @@ class SimulatedSlots:
 
     digests: Mapping[str, str] = {}
     tolerances: Mapping[str, Mapping[str, Any]] = {}
+    engines: Mapping[str, str] = {}
     costs: Mapping[str, CostTable] = {}
 
     def __init__(

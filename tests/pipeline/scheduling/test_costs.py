@@ -581,6 +581,18 @@ def test_preparing_batches_teach_what_preparing_costs_and_nothing_else():
     assert 0.0 == over.preparation_s(4, (59,))
 
 
+def test_a_preparing_batch_that_is_short_all_the_same_corrects_the_price():
+    """Where sizes never come again no other batch does; one that is little shorter says nothing."""
+    costs = costs_with(("a", table()))
+    over = costs["m"].batch_costs()
+    before = over.second(4, (64,))
+    costs["m"].observe(0, (4, 64), before / 1.4, preparations=1)
+    assert before == over.second(4, (64,))
+    for seq in range(60, 68):
+        costs["m"].observe(0, (4, seq), before / 2, preparations=1)
+    assert over.second(4, (64,)) < 0.6 * before
+
+
 def test_shapes_are_known_per_worker():
     """What one device has prepared, another has not."""
     costs = costs_with(("a", table()), ("b", table()))

@@ -6,10 +6,13 @@ test_hang_watch.py.
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from tests.pipeline.scheduling.stage import Stage, table
 
 from shapestream.scheduling.events import SlotJoined
+from shapestream_engine.cost_table import CostPoint, CostTable
 
 WRONG_S = 100.0
 """What a call is believed to take."""
@@ -62,6 +65,31 @@ def test_the_price_of_a_call(wrong):
     for _ in range(20):
         assert _is_answered(stage)
     assert _may_wait_2_s(stage)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_price_of_sharing_where_each_call_prepares_a_shape(make_stage, seed):
+    """Each call takes 1 s, of which one row of 4 was measured; all of 16 requests in flight share a call by the fifth."""
+    stage, random = make_stage(), Random(seed)
+    stage.model(padded=True, max_batch=64)
+    known = CostTable(key="slot", dimensions=("batch", "seq"), points=(CostPoint(sizes=(1, 4), seconds=1.0),))
+    stage.play(SlotJoined(slot=0, models=frozenset({"text"}), costs={"text": known}))
+    prepared = set()
+
+    def send(count: int) -> None:
+        stage.arrive(*[(1, random.randint(4, 200)) for _ in range(count)], at=stage.now + 0.001)
+
+    send(1)
+    send(15)
+    for number in range(5):
+        batch = stage.started[number]
+        is_new = batch.sizes not in prepared
+        prepared.add(batch.sizes)
+        stage.finish(batch, run_s=1.0, at=stage.now + 1.0, preparations=int(is_new))
+        send(len(batch.requests))
+        if len(stage.started) == number + 1:
+            stage.wait(stage.now + 0.01)  # a slot may wait for company
+    assert 16 in [len(batch.requests) for batch in stage.started[:5]]
 
 
 def test_the_price_of_the_next_stages(wrong):

@@ -26,6 +26,7 @@ class ScriptedSlots:
 
     digests: Mapping[str, str] = {}
     tolerances: Mapping[str, Mapping[str, Any]] = {}
+    engines: Mapping[str, str] = {}
     costs: Mapping[str, CostTable] = {}
     occupied = False
 

@@ -30,7 +30,7 @@ TOLERANCE = OutputTolerance(TOLERANCES["f32"]).to_dict()
 def hello(**changes: Any) -> Frames:
     """A worker's greeting, by hand."""
     fields = {"name": worker_name(), "pid": 1, "slots": 1, "models": {"remote": DESCRIBED}, "costs": {}}
-    fields |= {"digests": {}, "protocol": WORKER_PROTOCOL, "once": [], "tolerances": {}}
+    fields |= {"digests": {}, "protocol": WORKER_PROTOCOL, "once": [], "tolerances": {}, "engines": {}}
     return message([40, 0, *(fields | changes).values()])
 
 
@@ -97,6 +97,9 @@ FORGED: dict[str, Frames] = {
     "a digest of a model that it does not have": hello(digests={"other": "a" * 64}),
     "a digest of 63 digits": hello(digests={"remote": "a" * 63}),
     "a digest in capitals": hello(digests={"remote": "A" * 64}),
+    "an engine of a model that it does not have": hello(engines={"other": "openvino"}),
+    "an engine of two lines": hello(engines={"remote": "openvino\nserver stopped"}),
+    "an engine of 201 characters": hello(engines={"remote": "e" * 201}),
     "what may not run twice in a text": hello(once="remote"),
     "a tolerance of no output": hello(tolerances={"remote": {"other": {}}}),
     "a tolerance of no model": hello(tolerances={"other": {"y": {}}}),

@@ -160,6 +160,7 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
             protocol=integers,
             once=st.lists(names, max_size=2).map(tuple),
             tolerances=st.dictionaries(names, plain_maps, max_size=2),
+            engines=st.dictionaries(names, names, max_size=2),
         ),
         st.builds(
             BatchDone,

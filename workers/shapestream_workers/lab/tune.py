@@ -23,6 +23,7 @@ from shapestream.settings import LoadedSettings, load_settings
 from shapestream.telemetry.logging import configure
 from shapestream.telemetry.trace import TraceReader
 from shapestream_engine.containers import available_cpus
+from shapestream_engine.model import engine_of, with_engine
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.lab.candidates import PRECISIONS, Candidate, Placement, placements, propose
 from shapestream_workers.lab.options import TuneOptions
@@ -107,8 +108,10 @@ def _model_number(loaded: LoadedSettings, reader: TraceReader, wanted: str | Non
 
 def _precisions(subject: Subject, wanted: Sequence[str]) -> list[dict[str, str]]:
     """Return the properties of each precision to try; raises `ConfigurationError` for an engine that has none."""
-    engine = subject.settings.effective_engine
-    if wanted and engine not in PRECISIONS:
+    if not wanted:
+        return []
+    engine = engine_of(model_spec(subject.settings)).engine
+    if engine not in PRECISIONS:
         message = f"the engine {engine} has no choice of precisions; {', '.join(PRECISIONS)} have (leave out --precision)"
         raise ConfigurationError([subject.loaded.problem(("models", subject.model), message)])
     return [{PRECISIONS[engine]: name} for name in wanted]
@@ -117,7 +120,7 @@ def _precisions(subject: Subject, wanted: Sequence[str]) -> list[dict[str, str]]
 def _precision_to_try(subject: Subject) -> list[str]:
     """Return what a faster precision of the device would give, in a sentence; nothing is tuned for it unless the user
     asks."""
-    model, spec = subject.settings, model_spec(subject.settings)
+    model, spec = subject.settings, with_engine(model_spec(subject.settings))
     if not faster_precision(spec):
         return []
     slots, threads = slots_and_threads(subject.loaded.settings, model.name)

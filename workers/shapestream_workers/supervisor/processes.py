@@ -105,11 +105,12 @@ class SupervisedProcesses:
         ended: EndTold = _no_answer,
         given_up: Callable[[str, str], None] = lambda role, reason: None,
         revived: Callable[[str], None] = lambda role: None,
+        all_ready: Callable[[], None] = lambda: None,
     ) -> None:
         """Call `ended` for each end of a process. `kind` is what logs call them. They inherit `descriptors`.
 
         `given_up` is called with each role that is not started again, and the reason; `revived` with a role that was given
-        up and is started again on request.
+        up and is started again on request; `all_ready` whenever every role has a ready process again.
         """
         self._commands = commands
         self._kind = kind
@@ -122,6 +123,7 @@ class SupervisedProcesses:
         """The processes by name."""
         self._sound: set[str] = set()
         """Roles of which a process has been ready once, so their configuration can be used."""
+        self._told_all_ready = all_ready
         self._presences = WorkerPresences(commands)
         self._changed = trio.Event()
         self._over = False
@@ -348,6 +350,7 @@ class SupervisedProcesses:
         before = self._ready_roles()
         worker.is_ready = True
         if before != self._ready_roles() == set(self._commands):
+            self._told_all_ready()
             if self._kind == "worker":
                 log.info("workers ready", workers=sorted(self.ready))
             else:

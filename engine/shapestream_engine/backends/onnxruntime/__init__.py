@@ -9,7 +9,7 @@ import os
 # ONNX Runtime reads this variable at import. Otherwise it writes a device id into the home folder and sends events.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-from shapestream_engine.backends.onnxruntime.compiling import compile_spec, read_spec
+from shapestream_engine.backends.onnxruntime.compiling import check_spec, compile_spec, read_spec
 from shapestream_engine.backends.onnxruntime.request import OnnxRuntimeRequest
 
-__all__ = ["OnnxRuntimeRequest", "compile_spec", "read_spec"]
+__all__ = ["OnnxRuntimeRequest", "check_spec", "compile_spec", "read_spec"]

@@ -79,12 +79,24 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> HostMod
     return HostModel(signature, properties, lambda: kind(signature, session))
 
 
+def check_spec(spec: ModelSpec) -> None:
+    """Raise `ModelLoadError`, or `SignatureError` for a port that cannot be sent, if this engine cannot run the file."""
+    session = _plain_session(spec)
+    _ports("input", session.get_inputs(), spec)
+    _ports("output", session.get_outputs(), spec)
+
+
 def read_spec(spec: ModelSpec) -> ModelSignature:
-    """Return the signature of the model without the time of an optimization, for `read_model`."""
+    """Return the signature of the model, for `read_model`."""
+    return _signature(spec, _plain_session(spec))
+
+
+def _plain_session(spec: ModelSpec) -> ort.InferenceSession:
+    """Make a session that only tells what the file holds, without the time of an optimization."""
     provider, provider_options = provider_of(spec)
     options, _ = session_options(spec, 1, 1)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return _signature(spec, _session(spec, _source(spec), options, provider, provider_options))
+    return _session(spec, _source(spec), options, provider, provider_options)
 
 
 def _session(

@@ -4,13 +4,13 @@ This folder is the only code that imports `openvino`; `runtime` imports it first
 `ov.Model`, properties, device), `model_ports` (ports, shapes, and the output axes that follow inputs), `request` and
 `input_tensor` (calls, and tensors that are resized in place).
 
-OpenVINO's CPU device computes i64 in 32 bits (2026.4), so values beyond 2^31 are lost.
+OpenVINO's CPU device computes some element types as narrower ones: `narrowing`.
 """
 
 from shapestream_engine.backends.openvino import runtime  # noqa: F401 - the first import of `openvino`
 
 # isort: split
-from shapestream_engine.backends.openvino.compiling import OpenVinoModel, compile_spec, read_spec
+from shapestream_engine.backends.openvino.compiling import OpenVinoModel, check_spec, compile_spec, read_spec
 from shapestream_engine.backends.openvino.input_tensor import OpenVinoTensor
 from shapestream_engine.backends.openvino.precision import faster_precision
 from shapestream_engine.backends.openvino.request import OpenVinoRequest
@@ -19,6 +19,7 @@ __all__ = [
     "OpenVinoModel",
     "OpenVinoRequest",
     "OpenVinoTensor",
+    "check_spec",
     "compile_spec",
     "faster_precision",
     "read_spec",

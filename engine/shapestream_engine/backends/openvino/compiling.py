@@ -25,6 +25,7 @@ from shapestream_engine.model import ModelSpec
 from shapestream_engine.model_files import (
     check_file,
     files_of_model,
+    is_whole,
     opset_of,
     outputs_that_are_no_tensors,
 )
@@ -64,10 +65,9 @@ def _advice(path: Path) -> str:
     """Return advice where OpenVINO cannot read an undamaged ONNX file; otherwise ""."""
     if path.suffix.lower() != ".onnx":
         return ""
-    try:
-        _, *weights = files_of_model(path)
-    except (ModelLoadError, OSError):
+    if not is_whole(path):
         return ""
+    _, *weights = files_of_model(path)
     folder = path.parent.resolve()
     if any(not file.resolve().is_relative_to(folder) for file in weights):
         return (
@@ -118,6 +118,11 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> Compile
     if signature.strategy.sizes or signature.static_sizes:
         return PreparingModel(signature, model, compiled, shared, bounded)
     return OpenVinoModel(signature, model, compiled, bounded=bounded)
+
+
+def check_spec(spec: ModelSpec) -> None:
+    """Raise `ModelLoadError` for a model that OpenVINO cannot read, or would compute wrongly."""
+    bounded_inputs(_model(spec), spec.name)
 
 
 def read_spec(spec: ModelSpec) -> ModelSignature:
