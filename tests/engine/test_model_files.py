@@ -67,6 +67,15 @@ PLACES = {
     "sparse attribute": lambda: onnx.ModelProto(
         graph=onnx.GraphProto(node=[node(sparse_tensor=onnx.SparseTensorProto(values=external("w")))])
     ),
+    "behind a forest's numbers": lambda: onnx.ModelProto(
+        graph=onnx.GraphProto(
+            node=[
+                node(floats=[1.5] * 50_000),
+                node(ints=[-1, 0, 1 << 40] * 20_000, g=graph("w")),
+                node(strings=[b"LEAF"] * 20_000),
+            ]
+        )
+    ),
     "function": lambda: onnx.ModelProto(functions=[onnx.FunctionProto(node=[node(t=external("w"))])]),
     "default of a function": lambda: onnx.ModelProto(
         functions=[onnx.FunctionProto(attribute_proto=[onnx.AttributeProto(name="a", t=external("w"))])]
