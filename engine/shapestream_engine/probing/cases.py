@@ -474,14 +474,31 @@ def static_cases(baseline: Baseline) -> Iterator[Case]:
             yield from case_of(baseline, "at its static shape", members, sizes[0])
 
 
+def filling_pairs(plain: Baseline, served: Baseline) -> Iterator[tuple[ProbeRequest, ProbeRequest | None]]:
+    """Yield ordinary requests as they ran by themselves, and as they run in service; None if that fails.
+
+    Requests of several rows are among them: service may divide them.
+    """
+    for sizes in plain.sizes:
+        for rows in (sizes[0], 2 * sizes[0], 3 * sizes[0]):
+            if rows not in plain.signature.bounds[0]:
+                continue
+            for number in range(_TYPICAL):
+                request = plain.requests.typical((rows, *sizes[1:]), number)
+                if request is not None:
+                    yield request, served.requests.typical((rows, *sizes[1:]), number)
+
+
 def invariance_cases(baseline: Baseline) -> Iterator[Case]:
-    """Yield each request at each position, beside ordinary and extreme neighbours, and in calls that are filled up.
+    """Yield each request at each position, beside ordinary and extreme neighbours, and in calls that are filled up; then
+    requests of many contents, and near steps, in two orders.
 
     `baseline` has the results of each request alone, in a call filled up with copies of itself.
     """
     (rows,) = baseline.signature.strategy.sizes["batch"]
     for sizes in baseline.sizes:
         found = [baseline.requests.typical(sizes, number) for number in range(_TYPICAL)]
+        one, two, three = found
         found += [baseline.requests.extreme(sizes, kind) for kind in _EXTREMES]
         requests = [request for request in found if request is not None]
         room = max(1, rows // sizes[0])
@@ -491,6 +508,18 @@ def invariance_cases(baseline: Baseline) -> Iterator[Case]:
             yield from case_of(baseline, f"turn {turn}, the other way round", crowd[::-1], rows)
         for count in range(1, room):
             yield from case_of(baseline, f"{count} requests", _around(requests, count, count), rows)
+        for many in (2, 3):
+            if (own := many * sizes[0]) in baseline.signature.bounds[0]:
+                several = baseline.requests.typical((own, *sizes[1:]), 0)
+                words = f"a request of {own} rows between others"
+                # Together they may need several calls.
+                yield from case_of(baseline, words, [one, several, two, three], own + 3 * sizes[0])
+    for turn in range(_rounds(baseline)):
+        for sizes in baseline.sizes:
+            for group in _grouped(_varied(baseline, sizes, turn), max(1, rows // sizes[0])):
+                words = "requests of many contents"
+                yield from case_of(baseline, words, group, rows)
+                yield from case_of(baseline, f"{words}, the other way round", group[::-1], rows)
 
 
 def _around(requests: list[ProbeRequest], first: int, count: int) -> list[ProbeRequest]:

@@ -94,6 +94,8 @@ class OutputEvidence:
         self.hidden: set[Hashable] = set()
         """Requests whose tolerance exceeds the spread of the output: equality shows nothing."""
         self.against = 0
+        self.by_rows = 0
+        """Results against that equal those of the request beside its own copies, in a call of as many rows."""
         self.doubts: dict[Doubt, set[Hashable]] = {doubt: set() for doubt in Doubt}
         """Different requests that are not judged."""
         self._explained = 0
@@ -127,9 +129,10 @@ class OutputEvidence:
             self.near.add(request)
         self._rank(difference, case)
 
-    def differs(self, difference: Difference, case: str) -> None:
-        """Count a result against the output."""
+    def differs(self, difference: Difference, case: str, *, by_rows: bool = False) -> None:
+        """Count a result against the output. `by_rows`: the number of rows explains it, not the other requests."""
         self.against += 1
+        self.by_rows += by_rows
         self._rank(difference, case)
 
     def cannot_tell(
@@ -240,6 +243,7 @@ class OutputEvidence:
             cases=self.results,
             requests=len(self.requests),
             against=self.against,
+            follows_rows=self.against > 0 and self.by_rows == self.against,
             unjudged={doubt.name.lower(): count for doubt, count in counts.items() if count},
             rows=rows,
             is_short=bool(short) and verdict in ("proved", "unproved"),

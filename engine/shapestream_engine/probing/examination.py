@@ -37,6 +37,7 @@ from shapestream_engine.probing.cases import (
     batching_cases,
     crowds,
     doublings,
+    filling_pairs,
     grid_cases,
     invariance_cases,
     most_rows,
@@ -49,7 +50,7 @@ from shapestream_engine.probing.evidence import ENOUGH, LEAST_REQUESTS, Evidence
 from shapestream_engine.probing.inputs import Samples, Values, read_samples
 from shapestream_engine.probing.model_calls import Announce, DirectCalls, ModelCalls, ProbeRequest, SlotCalls
 from shapestream_engine.probing.movement import Movement
-from shapestream_engine.probing.probe_requests import ProbeRequests, same_bits
+from shapestream_engine.probing.probe_requests import same_bits
 from shapestream_engine.probing.report import Finding, Treatment, refuted, unjudged
 from shapestream_engine.probing.tolerances import Difference, OutputTolerance, compare
 from shapestream_engine.shapes import BATCH
@@ -64,9 +65,9 @@ _FIRST = 2
 """Cases of a treatment before its largest calls: small calls show a defect more clearly."""
 _SERVED = frozenset({"strategy", "static", "invariance"})
 """Kinds of treatment that run through a slot, as in service."""
-_VARIED = frozenset({"batching", "padding", "strategy"})
+_VARIED = frozenset({"batching", "padding", "strategy", "invariance"})
 """Kinds of treatment that run requests of many contents: whole values need requests near their steps."""
-_FLOORED = frozenset({"batching", "padding"})
+_FLOORED = frozenset({"batching", "padding", "invariance"})
 """Kinds of treatment with enough contents for `LEAST_REQUESTS`."""
 _ROWS_SHARE = 0.5
 """Share of a treatment's time for calls of many rows."""
@@ -115,9 +116,13 @@ class Outcome:
 
 
 def treatments(signature: ModelSignature, options: ProbeOptions) -> list[Treatment]:
-    """Return the treatments of requests that the configuration allows."""
+    """Return the treatments of requests that the configuration allows.
+
+    With `batch_invariant`, a request alone runs in a call that is filled up. So neither the number of rows nor the filling
+    is a treatment: no other call is served.
+    """
     found = []
-    if most_rows(signature, options.max_batch) > 1:
+    if most_rows(signature, options.max_batch) > 1 and not options.batch_invariant:
         found.append(Treatment(kind="batching"))
     padded = [
         name
@@ -127,7 +132,8 @@ def treatments(signature: ModelSignature, options: ProbeOptions) -> list[Treatme
     found += [Treatment(kind="padding", dimensions=(name,)) for name in padded]
     if len(padded) > 1:
         found.append(Treatment(kind="padding", dimensions=tuple(padded)))
-    if signature.strategy.sizes:
+    only_rows = options.batch_invariant and set(signature.strategy.sizes) == {BATCH}
+    if signature.strategy.sizes and not only_rows:
         found.append(Treatment(kind="strategy", name=signature.strategy.name))
     if signature.static_sizes:
         found.append(Treatment(kind="static"))
@@ -218,8 +224,11 @@ class _TreatmentRun:
 
     def _try_treatment(self, treatment: Treatment, share_s: float) -> Iterator[Finding]:
         baseline, budget = self._baseline, self._budget
-        if treatment.kind == "invariance" and self._served is not self._calls:
+        if treatment.kind == "invariance":
             baseline = self._served_baseline()
+            if (finding := self._changed_by_filling(treatment, baseline)) is not None:
+                yield finding
+                return
         company = _Company(treatment, self._calls.signature, baseline)
         evidence, requests = company.evidence, baseline.requests
         least = LEAST_REQUESTS if treatment.kind in _FLOORED else 0
@@ -249,7 +258,7 @@ class _TreatmentRun:
     def _try_largest(self, company: _Company, until: float) -> None:
         """Try calls of more and more rows, up to the most that may be served."""
         treatment, baseline = company.treatment, company.baseline
-        if treatment.kind not in ("batching", "padding", "strategy") or self._rows < 2:
+        if treatment.kind == "static" or self._rows < 2:
             return
         signature, options = self._calls.signature, self._options
         padded = [signature.dimensions.index(name) for name in treatment.dimensions]
@@ -335,18 +344,45 @@ class _TreatmentRun:
         return max(1, call_nbytes(signature, case.sizes))
 
     def _served_baseline(self) -> Baseline:
-        """Return a baseline of the served model, compared to the bit."""
-        exact = [OutputTolerance.of(None, ())] * len(self._served.signature.outputs)
-        known = self._baseline.requests
-        requests = ProbeRequests(
-            self._served,
-            known.values,
-            declared=known.declared,
-            seed=self._options.seed,
-            computed_in=None,
-            skip=self._skip,
-        )
-        return replace(self._baseline, requests=requests, tolerances=exact)
+        """Return the baseline with requests that run alone as in service, in a call that is filled up with copies."""
+        return replace(self._baseline, requests=self._baseline.requests.elsewhere(self._served))
+
+    def _changed_by_filling(self, treatment: Treatment, served: Baseline) -> Finding | None:
+        """Return a refuted finding if ordinary requests get other floats in a call of exactly their rows than in service;
+        otherwise None.
+
+        Both runs are of the request alone, so rounding decides where scores are equal: whole values are not compared.
+        """
+        plain = self._baseline
+        for request, filled in filling_pairs(plain, served):
+            if filled is None:
+                return refuted(treatment, f"a call that is filled up fails: {served.requests.complaint}")
+            for number, port in enumerate(self._calls.signature.outputs):
+                alone, result, tolerance = (
+                    request.results[number],
+                    filled.results[number],
+                    plain.tolerances[number],
+                )
+                if plain.is_discrete(number) or same_bits(alone, result):
+                    continue
+                difference = compare(alone, result, tolerance)
+                movement = Movement(alone, result, tolerance)
+                if difference.within or plain.requests.doubt_about(request, number, movement) is not None:
+                    continue
+                (rows,) = self._calls.signature.strategy.sizes[BATCH]
+                why = f"in calls of {rows} rows, as they are served, the request alone gets other results"
+                words = f"{why}, {difference.words}" if difference.words else why
+                return Finding(
+                    treatment=treatment,
+                    output=port.name,
+                    verdict="refuted",
+                    against=1,
+                    largest=difference.amount if math.isfinite(difference.amount) else None,
+                    allowed=difference.allowed,
+                    why=words,
+                    case=request.words,
+                )
+        return None
 
     def _cases(self, treatment: Treatment, baseline: Baseline) -> Iterator[Case]:
         signature, rows = self._calls.signature, self._rows
@@ -363,6 +399,7 @@ class _TreatmentRun:
 
 
 _NO_DIFFERENCE = Difference(amount=0.0, allowed=0.0)
+_EXACT = OutputTolerance.of(None, ())
 
 
 class _Company:
@@ -429,7 +466,7 @@ class _Company:
         elements = movement.differing()
         doubt = self.baseline.requests.doubt_about(member, number, movement)
         if doubt is None:
-            evidence.differs(difference, words)
+            evidence.differs(difference, words, by_rows=self._follows_rows(case, member, number, result))
             return
         evidence.cannot_tell(
             member,
@@ -437,6 +474,22 @@ class _Company:
             shape=self._of_row(number, alone.shape),
             elements=[self._of_row(number, tuple(element)) for element in elements.tolist()],
         )
+
+    def _follows_rows(self, case: Case, member: ProbeRequest, number: int, result: Array) -> bool:
+        """Tell whether copies of the request in place of the others give it the same result, to the bit.
+
+        Only whole values are asked: floats that the number of rows moves beyond rounding are wrong in any company.
+        """
+        evidence = self.evidence.outputs[number]
+        if (
+            self.treatment.kind != "batching"
+            or not self._in_steps[number]
+            or evidence.by_rows < evidence.against
+        ):
+            return False
+        copies, more = divmod(case.sizes[0], member.shape.rows)
+        beside = None if more else self.baseline.requests.beside_copies(member, copies)
+        return beside is not None and same_bits(beside[number], result)
 
     def _could_differ(self, case: Case, member: ProbeRequest) -> bool:
         """Tell whether the request had company in this case: another request, or padding."""
@@ -452,6 +505,8 @@ class _Company:
         return index if axis is None else index[:axis] + index[axis + 1 :]
 
     def _tolerance_of(self, member: ProbeRequest, number: int) -> OutputTolerance:
+        if self.treatment.kind == "invariance":
+            return _EXACT
         baseline = self.baseline
         return baseline.requests.tolerance_of(member, number, baseline.tolerances[number])
 

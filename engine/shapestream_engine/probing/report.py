@@ -51,6 +51,9 @@ class Finding:
     """Different requests among these results."""
     against: int = 0
     """Results that differed by more than rounding."""
+    follows_rows: bool = False
+    """True if each of these equals, to the bit, the result of the request beside its own copies in a call of as many rows:
+    the number of rows decides, not the other requests."""
     unjudged: Mapping[str, int] = field(default_factory=dict)
     """Different requests that are not judged, by reason: `explained`, `refused` or `skipped` (`evidence.Doubt`)."""
     rows: int = 0
