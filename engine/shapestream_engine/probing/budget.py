@@ -20,13 +20,13 @@ class Budget:
     def __init__(self, budget_s: float, threads: int | None) -> None:
         """`threads`: those of the model; None: one per CPU."""
         self.budget_s = budget_s
-        self._threads = threads or len(os.sched_getaffinity(0))
+        self.threads = threads or len(os.sched_getaffinity(0))
         self._cpu_began = process_time()
         self._wall_began = monotonic()
 
     def spent_s(self) -> float:
         """Return the seconds of the proof so far."""
-        cpu_s = (process_time() - self._cpu_began) / self._threads
+        cpu_s = (process_time() - self._cpu_began) / self.threads
         return max(cpu_s, self._wall_s() / WALL)
 
     @property

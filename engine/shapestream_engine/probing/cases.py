@@ -30,6 +30,8 @@ EVERY_COUNT = 32
 """Every number of rows up to this one is tried: engines choose kernels, and divide work, by the number of rows."""
 _SAMPLED = 64
 """Up to this number of rows, every third is tried."""
+_LIMITS = (50, 51)
+"""ONNX Runtime adds the trees of a row in another order beyond 50 rows."""
 _SAMPLE = 8
 """Further numbers of rows, spread evenly by their ratio."""
 _FAR = 512
@@ -133,14 +135,16 @@ def _of_lengths(baseline: Baseline, sizes: tuple[int, ...], rows: int) -> Iterat
             yield from case_of(baseline, f"{words} first", [two, one], rows)
 
 
-def row_counts(signature: ModelSignature, max_batch: int | None, rows: int) -> list[int]:
+def row_counts(signature: ModelSignature, max_batch: int | None, rows: int, threads: int) -> list[int]:
     """Return the numbers of rows of calls that batching is tried at, ascending, from two requests to `rows`.
 
-    The scheduler may choose any number. So every number is tried up to `EVERY_COUNT`; beyond, powers of two and their
-    neighbours, the calibration's sizes, and a sample.
+    The scheduler may choose any number. So every number is tried up to `EVERY_COUNT`; beyond, powers of two and the number
+    of threads with their neighbours, because engines divide rows among threads; the limits of known kernels, the
+    calibration's sizes, and a sample.
     """
     own = max(1, signature.bounds[0].minimum)
     counts = {*range(2, EVERY_COUNT + 1), *range(EVERY_COUNT, min(rows, _SAMPLED) + 1, 3), rows // own}
+    counts |= {threads - 1, threads, threads + 1, *_LIMITS}
     counts |= {2**power + beside for power in range(5, rows.bit_length() + 1) for beside in (-1, 0, 1)}
     counts |= {sizes[0] // own for sizes in chain.from_iterable(stages(signature, max_batch))}
     ratio = rows / _SAMPLED

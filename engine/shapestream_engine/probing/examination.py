@@ -263,7 +263,7 @@ class _TreatmentRun:
         signature, options = self._calls.signature, self._options
         padded = [signature.dimensions.index(name) for name in treatment.dimensions]
         if treatment.kind == "batching":
-            counts = row_counts(signature, options.max_batch, self._rows)
+            counts = row_counts(signature, options.max_batch, self._rows, self._budget.threads)
         else:
             counts = doublings(signature, self._rows)
         cases = crowds(baseline, padded, counts, company.evidence.judged_at)

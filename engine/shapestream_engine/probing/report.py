@@ -146,7 +146,7 @@ class ProbeReport:
     """`OutputTolerance.to_dict` by output; empty if the model does not repeat its results, or was not tried."""
     notes: tuple[str, ...] = ()
     conclusive: bool = True
-    """True if another proof would find the same: no crash, no hang, and the budget sufficed."""
+    """True if the verdicts need no other proof: the budget sufficed, and no crash or hang decided one of them."""
     seconds: float = 0.0
     from_cache: bool = field(default=False, compare=False)
     """True if the report comes from the cache."""
