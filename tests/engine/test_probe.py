@@ -482,6 +482,16 @@ def test_too_few_requests_prove_nothing_and_the_budget_waits_for_enough(
     slower = clock.prove(cpu_s=10.0, wall_s=10.0, threads=1)
     assert "unjudged" == slower.verdict
     assert "different requests would have shown anything, of 32" in slower.why
+    assert slower.why.endswith("a call takes 10 s, and the time was over")
+    assert 10.0 == slower.call_s
+
+
+def test_slow_calls_leave_time_for_enough_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 1.5 s there are 80 calls: fewer numbers of rows are tried, and calls are limited to those."""
+    found = Clock(monkeypatch).prove(cpu_s=0.0, wall_s=1.5, threads=1)
+    assert ("proved", None) == (found.verdict, found.call_s)
+    assert found.requests >= LEAST_REQUESTS
+    assert found.rows >= 4
 
 
 def test_calls_that_take_much_memory_are_not_tried_and_that_is_told() -> None:

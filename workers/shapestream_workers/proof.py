@@ -49,6 +49,7 @@ _Problem: TypeAlias = tuple[Location, str]
 """A place below the model in the YAML, and a sentence about it."""
 
 _PROBE = "describe realistic inputs by `probe`"
+_FASTER = "give the process more `threads`, describe smaller inputs by `probe`"
 _VOUCH = "vouch for it by trust: true"
 _EQUAL_ROWS = "set batching: {batch_invariant: true}"
 MEANT = "batching: {max_batch: 1} says that this is meant"
@@ -246,21 +247,26 @@ def _needed(model: ModelSettings, finding: Finding, shared: Sequence[str]) -> It
                 yield _ProofRefusal(("outputs", name), what, _VOUCH)
         if finding.verdict == "unjudged" and BATCH in shapes.sizes and not shared:
             what = f"{finding.subject}: {treatment} {doubt}: {finding.why}; the sizes of batch need it"
-            yield _ProofRefusal(("shapes", BATCH), what, f"{_PROBE}, or {_VOUCH}")
+            yield _ProofRefusal(("shapes", BATCH), what, f"{_remedy(finding)}, or {_VOUCH}")
     elif treatment.kind == "invariance":
         what = f"{finding.subject}: batch_invariant {doubt}: {finding.why}"
-        yield _ProofRefusal(("batching", "batch_invariant"), what, f"{_PROBE}, or {_VOUCH}")
+        yield _ProofRefusal(("batching", "batch_invariant"), what, f"{_remedy(finding)}, or {_VOUCH}")
     elif treatment.kind == "strategy":
         what = f"{finding.subject}: {treatment} needs padding that is proved harmless, and it {doubt}: {finding.why}"
-        yield _ProofRefusal(("shapes",), what, f"{_PROBE}, choose the strategy native, or {_VOUCH}")
+        yield _ProofRefusal(("shapes",), what, f"{_remedy(finding)}, choose the strategy native, or {_VOUCH}")
     elif treatment.kind == "static" and finding.verdict == "unjudged":
         what = f"{finding.subject}: {treatment} {doubt}: {finding.why}"
-        yield _ProofRefusal(("shapes", "static"), what, f"{_PROBE}, remove that shape, or {_VOUCH}")
+        yield _ProofRefusal(("shapes", "static"), what, f"{_remedy(finding)}, remove that shape, or {_VOUCH}")
     elif needed:
         what = (
             f"{finding.subject}: {treatment} {doubt}: {finding.why}; the strategy {shapes.strategy} needs it"
         )
-        yield _ProofRefusal(("shapes", needed[0]), what, f"{_PROBE}, or {_VOUCH}")
+        yield _ProofRefusal(("shapes", needed[0]), what, f"{_remedy(finding)}, or {_VOUCH}")
+
+
+def _remedy(finding: Finding) -> str:
+    """Return the advice that may turn a doubtful finding into a proof."""
+    return _PROBE if finding.call_s is None else _FASTER
 
 
 def _doubt_words(finding: Finding) -> str:
@@ -289,7 +295,7 @@ def _limited(model: ModelSettings, finding: Finding) -> _Problem:
 
 
 def _doubt(model: ModelSettings, finding: Finding) -> _Problem:
-    advice = f"{_PROBE}, or {_VOUCH}"
+    advice = f"{_remedy(finding)}, or {_VOUCH}"
     about = f"{finding.subject}: {finding.treatment} {_doubt_words(finding)}: {finding.why}"
     if finding.treatment.kind == "static":
         return ("shapes", "static"), f"{about}; it is served nevertheless ({advice})"
@@ -464,7 +470,7 @@ def _axis_words(doubt: Finding, guess: ModelSpec, signature: ModelSignature, adv
         return f"{about} was not tried: {doubt.why} ({MEANT})"
     found = NoBatchAxis(reason="", shapes=_guessed_shapes(guess, signature))
     write = f", or add {found.yaml} to the model" if found.shapes else ""
-    return f"{about} {_doubt_words(doubt)}: {doubt.why} ({_PROBE}{write}; else {MEANT})"
+    return f"{about} {_doubt_words(doubt)}: {doubt.why} ({_remedy(doubt)}{write}; else {MEANT})"
 
 
 def _guessed_shapes(guess: ModelSpec, signature: ModelSignature) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, pairwise
+from itertools import chain, cycle, islice, pairwise
 from math import prod
 from typing import get_args
 
@@ -42,6 +42,8 @@ _LONGER = 8
 """Ratio of the lengths of strings that share a call."""
 _CONTENTS = 12
 """Contents of one size per round; each size has a first round before any size has a second."""
+_FIRST_CONTENTS = 24
+"""Contents of the first size before other sizes: with the `_DIFFERENT` ordinary requests, enough for a proof."""
 _STEPS = 6
 """Bisections per output of whole values, for calls of each number of rows."""
 _WAYS = 2
@@ -58,6 +60,14 @@ class Case:
     words: str
     guests: tuple[ProbeRequest, ...] = ()
     """Members whose own results are not compared: their scores have many ties, which rounding breaks."""
+
+    @property
+    def judged_rows(self) -> int:
+        """The rows of its requests; 0 if they repeat so often that exchanged rows may be equal: such a call tells little
+        about its number of rows."""
+        count, different = len(self.members), len(set(self.members))
+        is_varied = different >= min(count, 3) and 2 * different >= min(count, _DIFFERENT)
+        return sum(member.shape.rows for member in self.members) if is_varied else 0
 
 
 def most_rows(signature: ModelSignature, max_batch: int | None) -> int:
@@ -106,9 +116,9 @@ def batching_cases(baseline: Baseline, rows: int) -> Iterator[Case]:
         yield from case_of(baseline, f"{len(crowd)} requests", crowd, rows)
         if sizes == baseline.sizes[0]:
             # Before the other sizes: a slow model must meet many contents within the budget.
-            contents = [baseline.requests.content(sizes, number) for number in range(_CONTENTS)]
+            contents = [baseline.requests.content(sizes, number) for number in range(_FIRST_CONTENTS)]
             present = [request for request in dict.fromkeys(contents) if request is not None]
-            for group in _grouped(present, min(room, SMALL_BATCH)):
+            for group in _descending(present, min(room, SMALL_BATCH)):
                 yield from case_of(baseline, "requests of different contents", group, rows)
     for turn in range(_rounds(baseline)):
         for sizes in baseline.sizes:
@@ -325,6 +335,17 @@ def _grouped(requests: Sequence[ProbeRequest], count: int) -> Iterator[list[Prob
     order = np.random.default_rng(len(requests)).permutation(len(requests))
     for first in range(0, len(requests), max(1, count)):
         yield [requests[place] for place in order[first : first + max(1, count)]]
+
+
+def _descending(requests: Sequence[ProbeRequest], most: int) -> Iterator[list[ProbeRequest]]:
+    """Yield groups of `most` requests, one less, and so on to 2, and again: of a slow model few calls of each number of
+    rows are tried."""
+    sizes = cycle(range(most, 1, -1))
+    first = 0
+    while first < len(requests):
+        size = next(sizes)
+        yield list(requests[first : first + size])
+        first += size
 
 
 def _padded(

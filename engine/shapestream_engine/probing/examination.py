@@ -31,7 +31,7 @@ from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.ports import InputPort
 from shapestream_engine.probing.baseline import Baseline, find_baseline, tells
-from shapestream_engine.probing.budget import Budget
+from shapestream_engine.probing.budget import WALL, Budget
 from shapestream_engine.probing.cases import (
     Case,
     batching_cases,
@@ -71,6 +71,8 @@ _FLOORED = frozenset({"batching", "padding", "invariance"})
 """Kinds of treatment with enough contents for `LEAST_REQUESTS`."""
 _ROWS_SHARE = 0.5
 """Share of a treatment's time for calls of many rows."""
+_CALLS_PER_REQUEST = 2.5
+"""Calls that another request takes: one alone, and its part of those in company."""
 EVERY_INPUT = "*"
 """Stands for all inputs in `ProbeOptions`."""
 
@@ -231,14 +233,13 @@ class _TreatmentRun:
                 return
         company = _Company(treatment, self._calls.signature, baseline)
         evidence, requests = company.evidence, baseline.requests
-        least = LEAST_REQUESTS if treatment.kind in _FLOORED else 0
+        least = company.least
         # Each static shape has a compiled model, and each of them is tried before it is served.
         until = math.inf if treatment.kind == "static" else budget.spent_s() + max(0.0, share_s)
-        requests.has_time = lambda: budget.spent_s() < until
+        requests.has_time = lambda: budget.spent_s() < until and self._has_room(evidence, least)
 
         def may_go_on() -> bool:
-            is_enough = evidence.is_enough(least)
-            return budget.spent_s() < until or not (is_enough or budget.is_over)
+            return budget.spent_s() < until or (evidence.missing(least) > 0 and not budget.is_over)
 
         requests.may_make = may_go_on
         self._try(company, islice(cases := self._cases(treatment, baseline), _FIRST), may_go_on)
@@ -249,11 +250,22 @@ class _TreatmentRun:
         if treatment.kind in _FLOORED:
             are_all = is_complete and requests.refused == requests.skipped == 0
             evidence.least = ENOUGH if are_all else least
+            evidence.call_s = None if is_complete else self._call_s
         if treatment.kind == "padding" and requests.misfit:
             # Padded to a size at which the rule happens to hold, the request would lose some of its own results.
             yield refuted(treatment, f"a request alone breaks the rule of an output: {requests.misfit}")
         else:
             yield from evidence.findings()
+
+    def _has_room(self, evidence: Evidence, least: int) -> bool:
+        """Tell whether there is time for more than the requests that the evidence lacks: of slow models there is little."""
+        missing_s = evidence.missing(least) * _CALLS_PER_REQUEST * self._call_s
+        return self._budget.wall_s() + missing_s < WALL * self._options.budget_s
+
+    @property
+    def _call_s(self) -> float:
+        """The mean of the calls so far, in wall-clock seconds."""
+        return self._budget.wall_s() / max(1, len(self._calls.shapes))
 
     def _try_largest(self, company: _Company, until: float) -> None:
         """Try calls of more and more rows, up to the most that may be served."""
@@ -269,7 +281,7 @@ class _TreatmentRun:
         cases = crowds(baseline, padded, counts, company.evidence.judged_at)
         tried, why = self._try_crowds(company, cases, until)
         if why:
-            company.evidence.stop(tried, why)
+            company.evidence.stop(counts, tried, why)
         elif treatment.kind == "batching" and _GRID not in self._skip:
             self._try_grid(company, grid_cases(baseline, options.max_batch))
 
@@ -294,7 +306,8 @@ class _TreatmentRun:
                 seconds_per_byte = self._try_one(company, last) / self._nbytes(last, company.treatment)
                 if seconds_per_byte * nbytes > limit_s:
                     return rows, f"one would take longer than {limit_s:g} s"
-            if case.sizes[0] > rows and self._budget.spent_s() + seconds_per_byte * nbytes > until:
+            is_over = self._budget.spent_s() + seconds_per_byte * nbytes > until
+            if case.sizes[0] > rows and (is_over or not self._has_room(company.evidence, company.least)):
                 return rows, "their share of the time is over"
             seconds_per_byte = self._try_one(company, case) / nbytes
             last, rows = case, case.sizes[0]
@@ -408,6 +421,8 @@ class _Company:
     def __init__(self, treatment: Treatment, signature: ModelSignature, baseline: Baseline) -> None:
         self.treatment = treatment
         self.baseline = baseline
+        self.least = LEAST_REQUESTS if treatment.kind in _FLOORED else 0
+        """Different requests that are enough if others are left out."""
         self._padded = [signature.dimensions.index(name) for name in treatment.dimensions]
         self._axes = [
             port.shape.names.index(BATCH) if BATCH in port.shape.names else None for port in signature.outputs
@@ -451,7 +466,7 @@ class _Company:
                 return
             evidence.agrees(
                 member,
-                rows=sum(each.shape.rows for each in case.members),
+                rows=case.judged_rows,
                 shape=self._of_row(number, alone.shape),
                 difference=difference,
                 case=words,

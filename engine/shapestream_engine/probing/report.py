@@ -70,6 +70,8 @@ class Finding:
     """The error, or the reason for the verdict."""
     case: str = ""
     """The case in which the difference showed."""
+    call_s: float | None = None
+    """Wall-clock seconds of a call, if the proof ended for lack of time before there was enough evidence; otherwise None."""
 
     @property
     def subject(self) -> str:
