@@ -23,7 +23,10 @@ from pathlib import Path
 from tests.e2e.answers.models import Model, models_of
 from tests.e2e.answers.tally import DEFECTS, ENDS, NOTES, Count, Tally
 from tests.e2e.chaos.defective_server import mark
-from tests.e2e.conftest import PYTHONPATH, Served, Workplace, until
+from tests.e2e.conftest import PATIENCE_S, PYTHONPATH, Served, Workplace, until
+
+from shapestream_engine.probe import ProbeOptions
+from shapestream_engine.probing.budget import WALL
 
 FILES = {"openvino": "onnx_files", "onnxruntime": "onnx_files", "torch": "torch_files"}
 """The module that writes the models of each engine."""
@@ -35,6 +38,8 @@ LIVES = 24
 """The requests are divided among so many clients, more or less."""
 SHORTEST_LIFE = 100
 KILLED_SHARE = 0.4
+MOST_PROOF_S = WALL * ProbeOptions().budget_s
+"""Seconds that the proof of a model takes at most, beside other load."""
 SHOWN_NOTES = 3
 """Of each kind of defect."""
 
@@ -127,7 +132,8 @@ def served(settings: Settings) -> Iterator[Served]:
             kind = Defective
         server = kind(place.folder, config, "serve")
         try:
-            server.wait_for("workers ready")
+            proofs_s = len(models_of(settings.engine)) * MOST_PROOF_S
+            server.wait_for("workers ready", patience_s=PATIENCE_S + proofs_s)
             yield server
         finally:
             server.kill()
