@@ -34,6 +34,9 @@ from shapestream_engine.probing.tolerances import Difference
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
+WRONG_IN_COMPANY = (44, 47, 51, 54)
+"""Draws of seed 7 that are wrong at some numbers of rows and end no process."""
+
 BATCHING = Treatment(kind="batching")
 EQUAL = Difference(amount=0.0, allowed=1.0)
 APART = Difference(amount=2.0, allowed=1.0)
@@ -187,13 +190,13 @@ def test_no_slow_model_is_served_where_it_is_wrong(monkeypatch: pytest.MonkeyPat
         return later
 
     tally = careful.Tally()
-    for number in range(30, 50):
+    for number in WRONG_IN_COMPANY:
         drawn = careful.draw(7, number)
-        if not drawn.ends_processes and (truth := careful.truth_of(drawn)).is_wrong:
-            now_s = 0.0
-            findings = replace(drawn, call=slow(drawn.call)).findings(budget_s=30.0)
-            tally.count(drawn, truth, findings)
-    assert (True, []) == (tally.wrong > 4, tally.false_proofs)
+        truth = careful.truth_of(drawn)
+        now_s = 0.0
+        findings = replace(drawn, call=slow(drawn.call)).findings(budget_s=30.0)
+        tally.count(drawn, truth, findings)
+    assert (len(WRONG_IN_COMPANY), []) == (tally.wrong, tally.false_proofs)
 
 
 def test_the_document_names_the_bounds() -> None:
