@@ -1,7 +1,8 @@
 """The examination of a model: each treatment that the configuration allows is tried on the live model.
 
 1. `find_baseline` looks for inputs and sizes on which the results differ enough to show a defect. Each request of the
-baseline runs alone; its results are the reference.
+baseline runs alone; its results are the reference. Batch invariance has another reference: the same requests alone in
+calls as they are served, filled up with copies.
 2. One request runs twice. A model that does not repeat its results cannot be compared, and nothing is proved.
 3. Each treatment (batching, padding, the strategy, static shapes, batch invariance) has cases. A case is one call;
 its requests are known to run alone.
@@ -97,9 +98,9 @@ class ProbeOptions:
     divided by its threads, at least a quarter of the wall-clock time.
 
     Two kinds of cases run beyond the budget, until four times as many wall-clock seconds have passed: those that each
-    output lacks of `LEAST_REQUESTS` requests, and each static shape. Calls of many rows take half of a treatment's share,
-    calls of the calibration's sizes a twentieth of the budget together. No call is tried if it would take half of the
-    budget.
+    output lacks of `LEAST_REQUESTS` requests, and each static shape. Calls of many rows take half of a treatment's share, or
+    less if the wall-clock time would not suffice for these requests; calls of the calibration's sizes take a twentieth of
+    the budget together. No call is tried if it would take half of the budget.
     """
     hang_s: float = 30.0
     """Wall-clock seconds after which a call counts as hanging; compilation may take 20 times as long."""
