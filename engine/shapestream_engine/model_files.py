@@ -312,7 +312,7 @@ def _fields(
     at, depth = start, 0
     first, window = start, b""
     while at < end:
-        if (at + _HEAD_BYTES > first + len(window) and first + len(window) < end) or at < first:
+        if at + _HEAD_BYTES > first + len(window) and first + len(window) < end:
             file.seek(at)
             first, window = at, file.read(min(_WINDOW_BYTES, end - at))
         if not numbers and (run := _NUMBERS.match(window, at - first)) is not None:

@@ -251,7 +251,7 @@ class _TreatmentRun:
         if treatment.kind in _FLOORED:
             are_all = is_complete and requests.refused == requests.skipped == 0
             evidence.least = ENOUGH if are_all else least
-            evidence.call_s = None if is_complete else self._call_s
+            evidence.call_s = self._call_s if budget.is_over else None
         if treatment.kind == "padding" and requests.misfit:
             # Padded to a size at which the rule happens to hold, the request would lose some of its own results.
             yield refuted(treatment, f"a request alone breaks the rule of an output: {requests.misfit}")
@@ -266,7 +266,8 @@ class _TreatmentRun:
     @property
     def _call_s(self) -> float:
         """The mean of the calls so far, in wall-clock seconds."""
-        return self._budget.wall_s() / max(1, len(self._calls.shapes))
+        runners = {self._calls, self._served}
+        return self._budget.wall_s() / max(1, sum(runner.number for runner in runners))
 
     def _try_largest(self, company: _Company, until: float) -> None:
         """Try calls of more and more rows, up to the most that may be served."""
@@ -372,11 +373,8 @@ class _TreatmentRun:
             if filled is None:
                 return refuted(treatment, f"a call that is filled up fails: {served.requests.complaint}")
             for number, port in enumerate(self._calls.signature.outputs):
-                alone, result, tolerance = (
-                    request.results[number],
-                    filled.results[number],
-                    plain.tolerances[number],
-                )
+                alone, result = request.results[number], filled.results[number]
+                tolerance = plain.tolerances[number]
                 if plain.is_discrete(number) or same_bits(alone, result):
                     continue
                 difference = compare(alone, result, tolerance)
