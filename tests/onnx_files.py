@@ -78,6 +78,43 @@ def write_classifier(path: Path, *, zipmap: bool) -> Path:
     )
 
 
+def write_forest(path: Path) -> Path:
+    """A random forest of scikit-learn, as skl2onnx writes it: each tree votes for one of five classes.
+
+    Votes are often equal. On two threads ONNX Runtime adds them in another order for one row than for several, so the last
+    bit of a sum decides the label: for 3 in 100 requests of normal numbers.
+    """
+    random = np.random.default_rng(0)
+    trees, classes, features, inner = 90, 5, 8, 2**4 - 1
+    per_tree = 2 * inner + 1
+    tree, node = np.repeat(np.arange(trees), per_tree), np.tile(np.arange(per_tree), trees)
+    is_inner = node < inner
+    leaves = np.flatnonzero(~is_inner)
+    attributes = {
+        "nodes_treeids": tree,
+        "nodes_nodeids": node,
+        "nodes_featureids": np.where(is_inner, random.integers(0, features, tree.size), 0),
+        "nodes_values": np.where(is_inner, random.normal(size=tree.size), 0.0),
+        "nodes_truenodeids": np.where(is_inner, 2 * node + 1, 0),
+        "nodes_falsenodeids": np.where(is_inner, 2 * node + 2, 0),
+        "class_treeids": tree[leaves],
+        "class_nodeids": node[leaves],
+        "class_ids": random.integers(0, classes, leaves.size),
+        "class_weights": np.full(leaves.size, 1 / trees),
+        "classlabels_int64s": np.arange(classes),
+    }
+    made = helper.make_node(
+        "TreeEnsembleClassifier",
+        ["x"],
+        ["label", "y"],
+        domain="ai.onnx.ml",
+        nodes_modes=["BRANCH_LEQ" if each else "LEAF" for each in is_inner],
+        **{name: value.tolist() for name, value in attributes.items()},
+    )
+    outputs = {"label": [None], "y": [None, classes]}
+    return write_onnx(path, [made], {"x": [None, features]}, outputs, types={"label": TensorProto.INT64})
+
+
 def write_scaling(path: Path, factor: float) -> None:
     """An ONNX file whose output is the input times `factor`; its weights are in a file beside it.
 

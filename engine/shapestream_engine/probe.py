@@ -154,6 +154,9 @@ def _prove(task: Task, wanted: list[Treatment]) -> ProbeReport:
     findings += [unjudged(treatment, why) for treatment in wanted if treatment not in said]
     findings = without_jumps(findings)
     findings.sort(key=lambda finding: (finding.treatment.kind, len(finding.treatment.dimensions)))
+    # What a crash left out is no evidence, so a proof despite it would hold without it. Other verdicts may follow from a
+    # crash that does not happen again.
+    despite = all(finding.verdict == "proved" for finding in findings)
     crashed = any(finding.output is None and finding.verdict == "refuted" for finding in findings)
     short = any(finding.is_short for finding in findings)
     outcome = heard.outcome or {}
@@ -165,6 +168,6 @@ def _prove(task: Task, wanted: list[Treatment]) -> ProbeReport:
         follows=outcome.get("follows", {}),
         tolerances=outcome.get("tolerances", {}),
         notes=tuple(notes),
-        conclusive=heard.end is None and not (notes or crashed or short),
+        conclusive=heard.end is None and not (crashed or short) and (despite or not notes),
         seconds=round(monotonic() - started, 3),
     )

@@ -37,14 +37,14 @@ class Broken(AssertionError):
     """Something ended, or did not begin, that nobody had meant to."""
 
 
-def until(what: str, condition: Callable[[], Any]) -> Any:
+def until(what: str, condition: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
     """Polls real processes; returns what `condition` does once it is true, and raises `Broken` when it takes too long."""
-    give_up_at = time.monotonic() + PATIENCE_S
+    give_up_at = time.monotonic() + patience_s
     while time.monotonic() < give_up_at:
         if value := condition():
             return value
         time.sleep(0.02)
-    raise Broken(f"not within {PATIENCE_S:g} s: {what}")
+    raise Broken(f"not within {patience_s:g} s: {what}")
 
 
 class Command:
@@ -80,7 +80,7 @@ class Command:
         events = (json.loads(line) for line in lines if line.startswith(b"{") and mark in line)
         return [event for event in events if event.get("event") == name]
 
-    def wait_for(self, name: str, count: int = 1) -> list[dict[str, Any]]:
+    def wait_for(self, name: str, count: int = 1, patience_s: float = PATIENCE_S) -> list[dict[str, Any]]:
         """The events of that name, once there are so many."""
 
         def enough() -> list[dict[str, Any]] | None:
@@ -89,7 +89,7 @@ class Command:
             found = self.events(name)
             return found if len(found) >= count else None
 
-        found: list[dict[str, Any]] = until(f"{count} x {name!r} in {self.log}", enough)
+        found: list[dict[str, Any]] = until(f"{count} x {name!r} in {self.log}", enough, patience_s)
         self.workers()
         return found
 

@@ -83,6 +83,23 @@ def test_a_tensor_in_another_file_is_found_wherever_it_stands(tmp_path: Path, pl
     assert ["m.onnx", "w"] == names_of(path)
 
 
+def test_a_tensor_behind_the_numbers_of_a_forest_is_found(tmp_path: Path) -> None:
+    """Runs of numbers are longer than what is read at once; strings stand between."""
+    model = onnx.ModelProto(
+        graph=onnx.GraphProto(
+            node=[
+                node(floats=[1.5] * 50_000),
+                node(ints=[-1, 0, 1 << 40] * 20_000, g=graph("w")),
+                node(strings=[b"LEAF"] * 20_000),
+            ],
+            initializer=[external("v")],
+        )
+    )
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    assert ["m.onnx", "v", "w"] == names_of(path)
+
+
 def test_each_file_is_named_once_and_in_order(tmp_path: Path) -> None:
     """Tensors share files; what only looks like a place, in a text or in bytes, is none."""
     own = onnx.TensorProto(name="own", dims=[1], data_type=1, raw_data=external("no").SerializeToString())

@@ -233,11 +233,16 @@ def test_the_report_says_what_range_of_values_was_tried(
     assert tried == report.inputs[next(iter(inputs))]
 
 
-def test_an_id_that_ends_the_process_leaves_the_others_tried() -> None:
-    """The largest id is looked for before all contents, and an engine may crash on one that is in no table."""
+def test_an_id_that_ends_the_process_leaves_the_others_tried(tmp_path: Path) -> None:
+    """The largest id is looked for before all contents, and an engine may crash on one that is in no table. What is proved
+    all the same is kept."""
     output = OutputSpec(shape="batch, 1", element_type="i64")
-    report = prove_spec(spec_of("largest_of_small_ids", MASKED, y=output))
-    assert {"batching: y": "proved", "padding of seq: y": "proved"} == verdicts(report)
+    cache = ProofCache(tmp_path)
+    made, recalled = (prove_spec(spec_of("largest_of_small_ids", MASKED, y=output), cache) for _ in range(2))
+    assert {"batching: y": "proved", "padding of seq: y": "proved"} == verdicts(made)
+    assert any("ended with status 7" in note for note in made.notes)
+    assert recalled.from_cache
+    assert made == recalled
 
 
 def test_samples_are_cut_and_repeated_to_size(tmp_path: Path) -> None:
@@ -411,6 +416,23 @@ def test_calls_that_take_too_long_are_not_tried_and_that_is_told() -> None:
     assert not report.conclusive
 
 
+@pytest.mark.parametrize("rows", [51, 71, 72, 73])
+def test_rows_at_which_kernels_change_are_tried(rows: int) -> None:
+    """Engines divide rows among threads, here 72; ONNX Runtime's trees change at 51."""
+
+    def wrong_at_one_number(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return x[::-1] if len(x) == rows else x
+
+    x = InputSpec(shape="batch:1..256, 4", element_type="f32")
+    y = OutputSpec(shape="batch, 4", element_type="f32")
+    spec = ModelSpec(name="m", model=wrong_at_one_number, inputs={"x": x}, outputs={"y": y})
+    findings: list[Finding] = []
+    examination.examine(compile_model(spec), ProbeOptions(), findings.extend, threads=72)
+    (finding,) = findings
+    assert "refuted" == finding.verdict
+    assert f"batch {rows})" in str(finding)
+
+
 class Clock:
     """A clock for the budget: it stands unless a model moves it."""
 
@@ -460,6 +482,16 @@ def test_too_few_requests_prove_nothing_and_the_budget_waits_for_enough(
     slower = clock.prove(cpu_s=10.0, wall_s=10.0, threads=1)
     assert "unjudged" == slower.verdict
     assert "different requests would have shown anything, of 32" in slower.why
+    assert slower.why.endswith("a call takes 10 s, and the time was over")
+    assert 10.0 == slower.call_s
+
+
+def test_slow_calls_leave_time_for_enough_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 1.5 s there are 80 calls: fewer numbers of rows are tried, and calls are limited to those."""
+    found = Clock(monkeypatch).prove(cpu_s=0.0, wall_s=1.5, threads=1)
+    assert ("proved", None) == (found.verdict, found.call_s)
+    assert found.requests >= LEAST_REQUESTS
+    assert found.rows >= 4
 
 
 def test_calls_that_take_much_memory_are_not_tried_and_that_is_told() -> None:

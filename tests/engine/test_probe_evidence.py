@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeAlias
 
+import numpy as np
 import pytest
 from tests.engine.wrong_models import careful
 from tests.engine.wrong_models.counter_examples import COUNTER_EXAMPLES, CounterExample
 
 from shapestream_engine import compile_model
 from shapestream_engine.probe import prove
+from shapestream_engine.probing import budget
 from shapestream_engine.probing.budget import WALL
 from shapestream_engine.probing.cases import EVERY_COUNT
 from shapestream_engine.probing.evidence import (
@@ -27,6 +31,11 @@ from shapestream_engine.probing.evidence import (
 from shapestream_engine.probing.examination import ProbeOptions
 from shapestream_engine.probing.report import Finding, Treatment
 from shapestream_engine.probing.tolerances import Difference
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+WRONG_IN_COMPANY = (44, 47, 51, 54)
+"""Draws of seed 7 that are wrong at some numbers of rows and end no process."""
 
 BATCHING = Treatment(kind="batching")
 EQUAL = Difference(amount=0.0, allowed=1.0)
@@ -160,6 +169,34 @@ def test_no_drawn_model_is_served_where_it_is_wrong() -> None:
     """Mixing, padding, output and care of each are drawn; `python -m tests.engine.wrong_models --careful` draws more."""
     tally = careful.run(8, 4, seed=45, budget_s=5.0)
     assert ([], []) == (tally.false_proofs, tally.refused)
+
+
+@pytest.mark.parametrize(
+    "call_s", [1.0, *(pytest.param(call_s, marks=pytest.mark.thorough) for call_s in (0.5, 2.0))]
+)
+def test_no_slow_model_is_served_where_it_is_wrong(monkeypatch: pytest.MonkeyPatch, call_s: float) -> None:
+    """Fewer requests and numbers of rows are tried, and less is served: a case that hides exchanged rows, such as a request
+    on both sides of another, judges no number of rows."""
+    now_s = 0.0
+    monkeypatch.setattr(budget, "process_time", lambda: 0.0)
+    monkeypatch.setattr(budget, "monotonic", lambda: now_s)
+
+    def slow(call: Callable[[Array], Array]) -> Callable[[Array], Array]:
+        def later(x: Array) -> Array:
+            nonlocal now_s
+            now_s += call_s
+            return call(x)
+
+        return later
+
+    tally = careful.Tally()
+    for number in WRONG_IN_COMPANY:
+        drawn = careful.draw(7, number)
+        truth = careful.truth_of(drawn)
+        now_s = 0.0
+        findings = replace(drawn, call=slow(drawn.call)).findings(budget_s=30.0)
+        tally.count(drawn, truth, findings)
+    assert (len(WRONG_IN_COMPANY), []) == (tally.wrong, tally.false_proofs)
 
 
 def test_the_document_names_the_bounds() -> None:

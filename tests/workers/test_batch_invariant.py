@@ -11,6 +11,8 @@ import openvino as ov
 import pytest
 import trio
 from openvino import opset13 as op
+from tests.engine.slot_bench import SlotBench
+from tests.onnx_files import write_forest
 from tests.pipeline.serving.harness import memory_serving
 
 from shapestream.errors import ConfigurationError
@@ -128,8 +130,64 @@ def test_a_model_whose_last_bits_depend_on_the_company_is_refused(tmp_path: Path
         compiled(written(tmp_path, "{batch_invariant: true}", source))
     refused = [line for line in caught.value.problems if "batching.batch_invariant" in line]
     assert 1 == len(refused)
-    assert "output 'y': the results depend on who shares the call: largest difference" in refused[0]
+    assert "output 'y': the results depend on the rest of the call: largest difference" in refused[0]
     assert "where 0 is allowed" in refused[0]
+
+
+def test_steps_that_the_company_moves_are_found(tmp_path: Path) -> None:
+    """By requests near them: few others show it."""
+    with pytest.raises(ConfigurationError, match="depend on the rest of the call"):
+        compiled(written(tmp_path, "{batch_invariant: true}", "function: breakable:near_its_steps"))
+
+
+@pytest.mark.parametrize("batching", ["{batch_invariant: true}", "{batch_invariant: 1}"])
+def test_floats_that_the_number_of_rows_moves_are_refused(tmp_path: Path, batching: str) -> None:
+    """A lone request, or one of several rows, would get others than in a call of its own rows."""
+    with pytest.raises(ConfigurationError, match="as they are served, the request alone gets other results"):
+        compiled(written(tmp_path, batching, "function: breakable:by_count"))
+
+
+FOREST = """\
+models:
+  - name: m
+    path: forest.onnx
+    engine: onnxruntime
+    properties: {intra_op_num_threads: 2}
+"""
+STATED = '    inputs: {x: {shape: "batch:1..16, 8"}}\n'
+
+
+@pytest.mark.parametrize("stated", [STATED, ""], ids=["stated", "shapes of the file"])
+def test_a_forest_on_two_threads_gets_equal_rows_for_equal_labels(
+    tmp_path: Path, stated: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without, labels differ in company: the proof says so, and the advice that it prints is right."""
+    write_forest(tmp_path / "forest.onnx")
+    path = tmp_path / "x.yaml"
+    path.write_text(FOREST + stated)
+    advice = "batching: {batch_invariant: true}"
+    if stated:
+        with pytest.raises(ConfigurationError) as caught:
+            compiled(path)
+        told = "\n".join(caught.value.problems)
+    else:
+        compiled(path).close()
+        told = capsys.readouterr().out
+    assert "output 'label': batching" in told
+    assert "changes the results: largest difference" in told
+    assert f"(set {advice}, because the number of rows decides" in told
+    path.write_text(f"{FOREST}{stated}    {advice}\n")
+    model = compiled(path)
+    rows = np.random.default_rng(1).normal(size=(300, 8)).astype(np.float32)
+    bench = SlotBench(model)
+    alone = [answer["label"].tolist() for row in rows for answer in bench.results(row[None])]
+    together = [
+        answer["label"].tolist()
+        for at in range(0, len(rows), 3)
+        for answer in bench.results(*[row[None] for row in rows[at : at + 3]])
+    ]
+    model.close()
+    assert alone == together
 
 
 def test_a_verdict_on_the_same_calls_is_no_verdict_on_their_bits(
@@ -141,7 +199,7 @@ def test_a_verdict_on_the_same_calls_is_no_verdict_on_their_bits(
     text = written(tmp_path, "{}", source, "{strategy: padded, batch: 4}")
     text.write_text(text.read_text().replace(", pad: {n: 0}", ""))
     compiled(text).close()
-    with pytest.raises(ConfigurationError, match="depend on who shares the call"):
+    with pytest.raises(ConfigurationError, match="depend on the rest of the call"):
         compiled(written(tmp_path, "{batch_invariant: 4}", source))
 
 

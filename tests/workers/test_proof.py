@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,11 @@ from typer.testing import CliRunner, Result
 
 from shapestream.errors import ConfigurationError
 from shapestream.settings import load_settings
+from shapestream_engine import compile_model
+from shapestream_engine.probe import Finding, ProbeReport, Treatment
 from shapestream_workers.cli import app
-from shapestream_workers.models import compile_models
+from shapestream_workers.models import compile_models, model_spec
+from shapestream_workers.proof import judge
 
 IMPORTABLE = Path(__file__).parents[1] / "engine" / "importable"
 MASKED = """\
@@ -46,6 +50,29 @@ def write(folder: Path, text: str, function: str, columns: int = 1, more: str = 
     path = folder / "x.yaml"
     path.write_text(text.replace("FUNCTION", function).replace("COLUMNS", str(columns)) + more)
     return path
+
+
+def test_a_model_too_slow_for_its_proof_is_told_what_to_do(tmp_path: Path) -> None:
+    """Realistic inputs would not help it; more threads or smaller inputs would."""
+    loaded = load_settings(write(tmp_path, ROWS, "slightly"))
+    (model,) = loaded.settings.models
+    compiled = compile_model(model_spec(model))
+    slow = Finding(
+        treatment=Treatment(kind="batching"),
+        output="y",
+        verdict="unjudged",
+        why="only 9 different requests would have shown anything, of 32: a call takes 5 s, and the time was over",
+        call_s=5.0,
+    )
+    judgement = judge(model, compiled.signature, ProbeReport(model="m", findings=(slow,)))
+    ((_, words),) = judgement.warnings
+    assert 1 == judgement.most_rows
+    assert "a call takes 5 s, and the time was over; each request runs alone" in words
+    assert "(give the process more `threads`, describe smaller inputs by `probe`, or vouch" in words
+    quick = replace(slow, call_s=None)
+    ((_, words),) = judge(model, compiled.signature, ProbeReport(model="m", findings=(quick,))).warnings
+    assert "(describe realistic inputs by `probe`, or vouch" in words
+    compiled.close()
 
 
 def check(*arguments: str | Path) -> Result:

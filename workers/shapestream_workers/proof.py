@@ -49,7 +49,9 @@ _Problem: TypeAlias = tuple[Location, str]
 """A place below the model in the YAML, and a sentence about it."""
 
 _PROBE = "describe realistic inputs by `probe`"
+_FASTER = "give the process more `threads`, describe smaller inputs by `probe`"
 _VOUCH = "vouch for it by trust: true"
+_EQUAL_ROWS = "set batching: {batch_invariant: true}"
 MEANT = "batching: {max_batch: 1} says that this is meant"
 
 
@@ -202,8 +204,8 @@ def _refusal(model: ModelSettings, finding: Finding) -> _ProofRefusal:
         case "invariance":
             return _ProofRefusal(
                 ("batching", "batch_invariant"),
-                f"{finding.subject}: the results depend on who shares the call: {finding.evidence}",
-                "batch_invariant: 1 runs every request alone; without the key results are equal within tolerances",
+                f"{finding.subject}: the results depend on the rest of the call: {finding.evidence}",
+                "batch_invariant: 1 computes each row alone; without the key, equal within tolerances is enough",
             )
         case "static":
             return _ProofRefusal(("shapes", "static"), what, f"remove that shape; {vouch}")
@@ -216,7 +218,14 @@ def _refusal(model: ModelSettings, finding: Finding) -> _ProofRefusal:
     alone = "set batching.max_batch to 1, or give that axis another name: every request then runs alone"
     if model.batching.max_batch == 1:
         alone = "remove sizes of batch from shapes, and batch_invariant: such calls divide requests and fill them up"
+    alone = f"{_equal_rows(model, finding)}{alone}"
     return _ProofRefusal(_output_place(model, finding.output), what, f"{alone}; {vouch}")
+
+
+def _equal_rows(model: ModelSettings, finding: Finding) -> str:
+    """Return the advice to give each call the same number of rows, if that decides the results and is allowed; or ""."""
+    helps = finding.follows_rows and model.idempotent and not model.shapes.stated
+    return f"{_EQUAL_ROWS}, because the number of rows decides; or " if helps else ""
 
 
 def _needed(model: ModelSettings, finding: Finding, shared: Sequence[str]) -> Iterator[_ProofRefusal]:
@@ -238,21 +247,26 @@ def _needed(model: ModelSettings, finding: Finding, shared: Sequence[str]) -> It
                 yield _ProofRefusal(("outputs", name), what, _VOUCH)
         if finding.verdict == "unjudged" and BATCH in shapes.sizes and not shared:
             what = f"{finding.subject}: {treatment} {doubt}: {finding.why}; the sizes of batch need it"
-            yield _ProofRefusal(("shapes", BATCH), what, f"{_PROBE}, or {_VOUCH}")
+            yield _ProofRefusal(("shapes", BATCH), what, f"{_remedy(finding)}, or {_VOUCH}")
     elif treatment.kind == "invariance":
         what = f"{finding.subject}: batch_invariant {doubt}: {finding.why}"
-        yield _ProofRefusal(("batching", "batch_invariant"), what, f"{_PROBE}, or {_VOUCH}")
+        yield _ProofRefusal(("batching", "batch_invariant"), what, f"{_remedy(finding)}, or {_VOUCH}")
     elif treatment.kind == "strategy":
         what = f"{finding.subject}: {treatment} needs padding that is proved harmless, and it {doubt}: {finding.why}"
-        yield _ProofRefusal(("shapes",), what, f"{_PROBE}, choose the strategy native, or {_VOUCH}")
+        yield _ProofRefusal(("shapes",), what, f"{_remedy(finding)}, choose the strategy native, or {_VOUCH}")
     elif treatment.kind == "static" and finding.verdict == "unjudged":
         what = f"{finding.subject}: {treatment} {doubt}: {finding.why}"
-        yield _ProofRefusal(("shapes", "static"), what, f"{_PROBE}, remove that shape, or {_VOUCH}")
+        yield _ProofRefusal(("shapes", "static"), what, f"{_remedy(finding)}, remove that shape, or {_VOUCH}")
     elif needed:
         what = (
             f"{finding.subject}: {treatment} {doubt}: {finding.why}; the strategy {shapes.strategy} needs it"
         )
-        yield _ProofRefusal(("shapes", needed[0]), what, f"{_PROBE}, or {_VOUCH}")
+        yield _ProofRefusal(("shapes", needed[0]), what, f"{_remedy(finding)}, or {_VOUCH}")
+
+
+def _remedy(finding: Finding) -> str:
+    """Return the advice that may turn a doubtful finding into a proof."""
+    return _PROBE if finding.call_s is None else _FASTER
 
 
 def _doubt_words(finding: Finding) -> str:
@@ -281,7 +295,7 @@ def _limited(model: ModelSettings, finding: Finding) -> _Problem:
 
 
 def _doubt(model: ModelSettings, finding: Finding) -> _Problem:
-    advice = f"{_PROBE}, or {_VOUCH}"
+    advice = f"{_remedy(finding)}, or {_VOUCH}"
     about = f"{finding.subject}: {finding.treatment} {_doubt_words(finding)}: {finding.why}"
     if finding.treatment.kind == "static":
         return ("shapes", "static"), f"{about}; it is served nevertheless ({advice})"
@@ -421,7 +435,8 @@ class _SpecificationTrial:
         doubt = None if self._model.trust else _axis_doubt(tried, named=named)
         if doubt is None:
             return tried
-        why = f"with {axis}, {_axis_words(doubt, guess, signature)}"
+        advice = _equal_rows(self._model, doubt)
+        why = f"with {axis}, {_axis_words(doubt, guess, signature, advice)}"
         alone = self._without_batch(spec, signature)
         if alone is None:
             # The allowed shapes need a batch axis.
@@ -447,15 +462,15 @@ def _axis_doubt(tried: TriedModel, *, named: bool) -> Finding | None:
     return unproved[0] if unproved and (not named or tried.judgement.refused) else None
 
 
-def _axis_words(doubt: Finding, guess: ModelSpec, signature: ModelSignature) -> str:
+def _axis_words(doubt: Finding, guess: ModelSpec, signature: ModelSignature, advice: str) -> str:
     about = f"{doubt.subject}: {doubt.treatment}"
     if doubt.verdict == "refuted":
-        return f"{about} changes the results: {doubt.evidence} ({MEANT})"
+        return f"{about} changes the results: {doubt.evidence} ({advice}{MEANT})"
     if doubt.is_short:
         return f"{about} was not tried: {doubt.why} ({MEANT})"
     found = NoBatchAxis(reason="", shapes=_guessed_shapes(guess, signature))
     write = f", or add {found.yaml} to the model" if found.shapes else ""
-    return f"{about} {_doubt_words(doubt)}: {doubt.why} ({_PROBE}{write}; else {MEANT})"
+    return f"{about} {_doubt_words(doubt)}: {doubt.why} ({_remedy(doubt)}{write}; else {MEANT})"
 
 
 def _guessed_shapes(guess: ModelSpec, signature: ModelSignature) -> dict[str, str]:

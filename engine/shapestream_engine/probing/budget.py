@@ -21,19 +21,20 @@ class Budget:
     def __init__(self, budget_s: float, threads: int | None) -> None:
         """`threads`: those of the model; None: one per CPU."""
         self.budget_s = budget_s
-        self._threads = threads or available_cpus()
+        self.threads = threads or available_cpus()
         self._cpu_began = process_time()
         self._wall_began = monotonic()
 
     def spent_s(self) -> float:
         """Return the seconds of the proof so far."""
-        cpu_s = (process_time() - self._cpu_began) / self._threads
-        return max(cpu_s, self._wall_s() / WALL)
+        cpu_s = (process_time() - self._cpu_began) / self.threads
+        return max(cpu_s, self.wall_s() / WALL)
 
     @property
     def is_over(self) -> bool:
         """Tell whether the wall-clock time is spent: then no case begins any more."""
-        return self._wall_s() >= WALL * self.budget_s
+        return self.wall_s() >= WALL * self.budget_s
 
-    def _wall_s(self) -> float:
+    def wall_s(self) -> float:
+        """Return the wall-clock seconds so far."""
         return monotonic() - self._wall_began

@@ -31,7 +31,7 @@ from shapestream_engine.regular_files import open_regular
 from shapestream_engine.signature import ModelSignature
 
 ENVIRONMENT = "SHAPESTREAM_PROBE_CACHE"
-_FORMAT = 5
+_FORMAT = 6
 """Version of the entries and of the proof; it is raised when either changes, so that old verdicts become void."""
 _READ_BYTES = 1 << 20
 

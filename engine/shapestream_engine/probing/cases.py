@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, pairwise
+from itertools import chain, cycle, islice, pairwise
 from math import prod
 from typing import get_args
 
@@ -30,6 +30,8 @@ EVERY_COUNT = 32
 """Every number of rows up to this one is tried: engines choose kernels, and divide work, by the number of rows."""
 _SAMPLED = 64
 """Up to this number of rows, every third is tried."""
+_LIMITS = (50, 51)
+"""ONNX Runtime adds the trees of a row in another order beyond 50 rows."""
 _SAMPLE = 8
 """Further numbers of rows, spread evenly by their ratio."""
 _FAR = 512
@@ -40,6 +42,8 @@ _LONGER = 8
 """Ratio of the lengths of strings that share a call."""
 _CONTENTS = 12
 """Contents of one size per round; each size has a first round before any size has a second."""
+_FIRST_CONTENTS = 24
+"""Contents of the first size before other sizes: with the `_DIFFERENT` ordinary requests, enough for a proof."""
 _STEPS = 6
 """Bisections per output of whole values, for calls of each number of rows."""
 _WAYS = 2
@@ -56,6 +60,14 @@ class Case:
     words: str
     guests: tuple[ProbeRequest, ...] = ()
     """Members whose own results are not compared: their scores have many ties, which rounding breaks."""
+
+    @property
+    def judged_rows(self) -> int:
+        """The rows of its requests; 0 if they repeat so often that exchanged rows may be equal: such a call tells little
+        about its number of rows."""
+        count, different = len(self.members), len(set(self.members))
+        is_varied = different >= min(count, 3) and 2 * different >= min(count, _DIFFERENT)
+        return sum(member.shape.rows for member in self.members) if is_varied else 0
 
 
 def most_rows(signature: ModelSignature, max_batch: int | None) -> int:
@@ -104,9 +116,9 @@ def batching_cases(baseline: Baseline, rows: int) -> Iterator[Case]:
         yield from case_of(baseline, f"{len(crowd)} requests", crowd, rows)
         if sizes == baseline.sizes[0]:
             # Before the other sizes: a slow model must meet many contents within the budget.
-            contents = [baseline.requests.content(sizes, number) for number in range(_CONTENTS)]
+            contents = [baseline.requests.content(sizes, number) for number in range(_FIRST_CONTENTS)]
             present = [request for request in dict.fromkeys(contents) if request is not None]
-            for group in _grouped(present, min(room, SMALL_BATCH)):
+            for group in _descending(present, min(room, SMALL_BATCH)):
                 yield from case_of(baseline, "requests of different contents", group, rows)
     for turn in range(_rounds(baseline)):
         for sizes in baseline.sizes:
@@ -133,14 +145,16 @@ def _of_lengths(baseline: Baseline, sizes: tuple[int, ...], rows: int) -> Iterat
             yield from case_of(baseline, f"{words} first", [two, one], rows)
 
 
-def row_counts(signature: ModelSignature, max_batch: int | None, rows: int) -> list[int]:
+def row_counts(signature: ModelSignature, max_batch: int | None, rows: int, threads: int) -> list[int]:
     """Return the numbers of rows of calls that batching is tried at, ascending, from two requests to `rows`.
 
-    The scheduler may choose any number. So every number is tried up to `EVERY_COUNT`; beyond, powers of two and their
-    neighbours, the calibration's sizes, and a sample.
+    The scheduler may choose any number. So every number is tried up to `EVERY_COUNT`; beyond, powers of two and the number
+    of threads with their neighbours, because engines divide rows among threads; the limits of known kernels, the
+    calibration's sizes, and a sample.
     """
     own = max(1, signature.bounds[0].minimum)
     counts = {*range(2, EVERY_COUNT + 1), *range(EVERY_COUNT, min(rows, _SAMPLED) + 1, 3), rows // own}
+    counts |= {threads - 1, threads, threads + 1, *_LIMITS}
     counts |= {2**power + beside for power in range(5, rows.bit_length() + 1) for beside in (-1, 0, 1)}
     counts |= {sizes[0] // own for sizes in chain.from_iterable(stages(signature, max_batch))}
     ratio = rows / _SAMPLED
@@ -323,6 +337,17 @@ def _grouped(requests: Sequence[ProbeRequest], count: int) -> Iterator[list[Prob
         yield [requests[place] for place in order[first : first + max(1, count)]]
 
 
+def _descending(requests: Sequence[ProbeRequest], most: int) -> Iterator[list[ProbeRequest]]:
+    """Yield groups of `most` requests, one less, and so on to 2, and again: of a slow model few calls of each number of
+    rows are tried."""
+    sizes = cycle(range(most, 1, -1))
+    first = 0
+    while first < len(requests):
+        size = next(sizes)
+        yield list(requests[first : first + size])
+        first += size
+
+
 def _padded(
     baseline: Baseline, own: tuple[int, ...], target: tuple[int, ...], turn: int, rows: int
 ) -> Iterator[Case]:
@@ -474,14 +499,31 @@ def static_cases(baseline: Baseline) -> Iterator[Case]:
             yield from case_of(baseline, "at its static shape", members, sizes[0])
 
 
+def filling_pairs(plain: Baseline, served: Baseline) -> Iterator[tuple[ProbeRequest, ProbeRequest | None]]:
+    """Yield ordinary requests as they ran by themselves, and as they run in service; None if that fails.
+
+    Requests of several rows are among them: service may divide them.
+    """
+    for sizes in plain.sizes:
+        for rows in (sizes[0], 2 * sizes[0], 3 * sizes[0]):
+            if rows not in plain.signature.bounds[0]:
+                continue
+            for number in range(_TYPICAL):
+                request = plain.requests.typical((rows, *sizes[1:]), number)
+                if request is not None:
+                    yield request, served.requests.typical((rows, *sizes[1:]), number)
+
+
 def invariance_cases(baseline: Baseline) -> Iterator[Case]:
-    """Yield each request at each position, beside ordinary and extreme neighbours, and in calls that are filled up.
+    """Yield each request at each position, beside ordinary and extreme neighbours, and in calls that are filled up; then
+    requests of many contents, and near steps, in two orders.
 
     `baseline` has the results of each request alone, in a call filled up with copies of itself.
     """
     (rows,) = baseline.signature.strategy.sizes["batch"]
     for sizes in baseline.sizes:
         found = [baseline.requests.typical(sizes, number) for number in range(_TYPICAL)]
+        one, two, three = found
         found += [baseline.requests.extreme(sizes, kind) for kind in _EXTREMES]
         requests = [request for request in found if request is not None]
         room = max(1, rows // sizes[0])
@@ -491,6 +533,18 @@ def invariance_cases(baseline: Baseline) -> Iterator[Case]:
             yield from case_of(baseline, f"turn {turn}, the other way round", crowd[::-1], rows)
         for count in range(1, room):
             yield from case_of(baseline, f"{count} requests", _around(requests, count, count), rows)
+        for many in (2, 3):
+            if (own := many * sizes[0]) in baseline.signature.bounds[0]:
+                several = baseline.requests.typical((own, *sizes[1:]), 0)
+                words = f"a request of {own} rows between others"
+                # Together they may need several calls.
+                yield from case_of(baseline, words, [one, several, two, three], own + 3 * sizes[0])
+    for turn in range(_rounds(baseline)):
+        for sizes in baseline.sizes:
+            for group in _grouped(_varied(baseline, sizes, turn), max(1, rows // sizes[0])):
+                words = "requests of many contents"
+                yield from case_of(baseline, words, group, rows)
+                yield from case_of(baseline, f"{words}, the other way round", group[::-1], rows)
 
 
 def _around(requests: list[ProbeRequest], first: int, count: int) -> list[ProbeRequest]:

@@ -94,6 +94,8 @@ class OutputEvidence:
         self.hidden: set[Hashable] = set()
         """Requests whose tolerance exceeds the spread of the output: equality shows nothing."""
         self.against = 0
+        self.by_rows = 0
+        """Results against that equal those of the request beside its own copies, in a call of as many rows."""
         self.doubts: dict[Doubt, set[Hashable]] = {doubt: set() for doubt in Doubt}
         """Different requests that are not judged."""
         self._explained = 0
@@ -116,7 +118,8 @@ class OutputEvidence:
         case: str,
         is_near: bool,
     ) -> None:
-        """Count a result for the output. `shape` is the shape of one row."""
+        """Count a result for the output. `rows` is the number of rows that its call judges, 0 for none; `shape` is the
+        shape of one row."""
         if self._blank:
             return
         self.results += 1
@@ -127,9 +130,10 @@ class OutputEvidence:
             self.near.add(request)
         self._rank(difference, case)
 
-    def differs(self, difference: Difference, case: str) -> None:
-        """Count a result against the output."""
+    def differs(self, difference: Difference, case: str, *, by_rows: bool = False) -> None:
+        """Count a result against the output. `by_rows`: the number of rows explains it, not the other requests."""
         self.against += 1
+        self.by_rows += by_rows
         self._rank(difference, case)
 
     def cannot_tell(
@@ -156,10 +160,10 @@ class OutputEvidence:
         """Tell whether the verdict is final."""
         return self.against > 0
 
-    def is_enough(self, requests: int) -> bool:
-        """Tell whether the output has results of so many requests, or cannot have them."""
+    def missing(self, requests: int) -> int:
+        """Return how many different requests the output lacks of so many; 0 if it cannot have them."""
         shown = self.requests if self.requests else self.hidden
-        return bool(self._blank) or len(shown) >= max(ENOUGH, requests)
+        return 0 if self._blank else max(0, max(ENOUGH, requests) - len(shown))
 
     @property
     def unjudged(self) -> int:
@@ -225,9 +229,22 @@ class OutputEvidence:
                 return element
         return None
 
-    def finding(self, treatment: Treatment, least: int, skipped: int, rows: int, short: str) -> Finding:
-        """Return the verdict with its counts. `short`: why calls of more than `rows` rows were not tried, or ""."""
+    def finding(
+        self,
+        treatment: Treatment,
+        least: int,
+        skipped: int,
+        rows: int,
+        short: str,
+        call_s: float | None = None,
+    ) -> Finding:
+        """Return the verdict with its counts. `short`: why calls of more than `rows` rows were not tried, or "". `call_s`:
+        wall-clock seconds of a call, if the time was over before there was enough evidence."""
         verdict, why = self.verdict(least, skipped)
+        if verdict != "unjudged" or not self._too_little(least):
+            call_s = None
+        if call_s is not None:
+            why = f"{why}: a call takes {call_s:.2g} s, and the time was over"
         worst = None if self._worst is None else self._worst.difference
         if worst is not None and not math.isfinite(worst.amount):
             worst = None
@@ -240,6 +257,7 @@ class OutputEvidence:
             cases=self.results,
             requests=len(self.requests),
             against=self.against,
+            follows_rows=self.against > 0 and self.by_rows == self.against,
             unjudged={doubt.name.lower(): count for doubt, count in counts.items() if count},
             rows=rows,
             is_short=bool(short) and verdict in ("proved", "unproved"),
@@ -247,6 +265,7 @@ class OutputEvidence:
             allowed=None if worst is None else worst.allowed,
             spread=self._spread,
             why=why or short,
+            call_s=call_s,
             case=self._worst.case if self._worst is not None and verdict == "refuted" else "",
         )
 
@@ -259,11 +278,13 @@ class Evidence:
         self.outputs = tuple(outputs)
         self._failure: tuple[str, str] | None = None
         self._rows = 0
-        self._stopped: tuple[int, str] | None = None
+        self._stopped: tuple[Sequence[int], int, str] | None = None
         self.skipped = 0
         """Requests of realistic values that were not made, because a crash ended others like them."""
         self.least = 1
         """Different requests that are enough; more where many contents are tried."""
+        self.call_s: float | None = None
+        """Wall-clock seconds of a call, if the time was over before there was enough evidence."""
 
     def ran(self, rows: int) -> None:
         """Record that a call of this number of rows ran."""
@@ -273,9 +294,24 @@ class Evidence:
         """Record that a call failed although each of its requests runs alone."""
         self._failure = self._failure or (message, case)
 
-    def stop(self, rows: int, why: str) -> None:
-        """Record the reason why calls of more than `rows` rows were not tried."""
-        self._stopped = rows, why
+    def stop(self, counts: Sequence[int], rows: int, why: str) -> None:
+        """Record the reason why calls of more than `rows` rows were not tried, of all these numbers of rows."""
+        self._stopped = counts, rows, why
+
+    @property
+    def _limit(self) -> tuple[int, str]:
+        """The largest number of rows that may be served, and why larger ones may not; "" if there are none.
+
+        Other calls may have tried the numbers of rows that the calls of many rows did not reach.
+        """
+        if self._stopped is None:
+            return self._rows, ""
+        counts, rows, why = self._stopped
+        for count in counts:
+            if count > rows and not self.judged_at(count):
+                return rows, why
+            rows = max(rows, count)
+        return rows, ""
 
     def judged_at(self, rows: int) -> bool:
         """Tell whether every output has a judged result in a call of this number of rows."""
@@ -286,9 +322,9 @@ class Evidence:
         """Tell whether the verdict of every output is final."""
         return self._failure is not None or all(output.is_settled for output in self.outputs)
 
-    def is_enough(self, requests: int) -> bool:
-        """Tell whether every output that can be proved has results of so many requests."""
-        return all(output.is_enough(requests) for output in self.outputs)
+    def missing(self, requests: int) -> int:
+        """Return how many different requests the output with the fewest lacks of so many."""
+        return max((output.missing(requests) for output in self.outputs), default=0)
 
     def findings(self) -> Iterator[Finding]:
         """Yield a verdict per output; one verdict for all outputs where a call failed."""
@@ -297,9 +333,9 @@ class Evidence:
             why = f"the call fails, while each of its requests runs alone: {message}"
             yield Finding(treatment=self._treatment, output=None, verdict="refuted", why=why, case=case)
             return
-        rows, short = (self._rows, "") if self._stopped is None else self._stopped
+        rows, short = self._limit
         for output in self.outputs:
-            yield output.finding(self._treatment, self.least, self.skipped, rows, short)
+            yield output.finding(self._treatment, self.least, self.skipped, rows, short, self.call_s)
 
 
 def without_jumps(findings: Sequence[Finding]) -> list[Finding]:

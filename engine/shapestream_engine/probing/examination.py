@@ -1,7 +1,8 @@
 """The examination of a model: each treatment that the configuration allows is tried on the live model.
 
 1. `find_baseline` looks for inputs and sizes on which the results differ enough to show a defect. Each request of the
-baseline runs alone; its results are the reference.
+baseline runs alone; its results are the reference. Batch invariance has another reference: the same requests alone in
+calls as they are served, filled up with copies.
 2. One request runs twice. A model that does not repeat its results cannot be compared, and nothing is proved.
 3. Each treatment (batching, padding, the strategy, static shapes, batch invariance) has cases. A case is one call;
 its requests are known to run alone.
@@ -31,12 +32,13 @@ from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.ports import InputPort
 from shapestream_engine.probing.baseline import Baseline, find_baseline, tells
-from shapestream_engine.probing.budget import Budget
+from shapestream_engine.probing.budget import WALL, Budget
 from shapestream_engine.probing.cases import (
     Case,
     batching_cases,
     crowds,
     doublings,
+    filling_pairs,
     grid_cases,
     invariance_cases,
     most_rows,
@@ -49,7 +51,7 @@ from shapestream_engine.probing.evidence import ENOUGH, LEAST_REQUESTS, Evidence
 from shapestream_engine.probing.inputs import Samples, Values, read_samples
 from shapestream_engine.probing.model_calls import Announce, DirectCalls, ModelCalls, ProbeRequest, SlotCalls
 from shapestream_engine.probing.movement import Movement
-from shapestream_engine.probing.probe_requests import ProbeRequests, same_bits
+from shapestream_engine.probing.probe_requests import same_bits
 from shapestream_engine.probing.report import Finding, Treatment, refuted, unjudged
 from shapestream_engine.probing.tolerances import Difference, OutputTolerance, compare
 from shapestream_engine.shapes import BATCH
@@ -64,12 +66,14 @@ _FIRST = 2
 """Cases of a treatment before its largest calls: small calls show a defect more clearly."""
 _SERVED = frozenset({"strategy", "static", "invariance"})
 """Kinds of treatment that run through a slot, as in service."""
-_VARIED = frozenset({"batching", "padding", "strategy"})
+_VARIED = frozenset({"batching", "padding", "strategy", "invariance"})
 """Kinds of treatment that run requests of many contents: whole values need requests near their steps."""
-_FLOORED = frozenset({"batching", "padding"})
+_FLOORED = frozenset({"batching", "padding", "invariance"})
 """Kinds of treatment with enough contents for `LEAST_REQUESTS`."""
 _ROWS_SHARE = 0.5
 """Share of a treatment's time for calls of many rows."""
+_CALLS_PER_REQUEST = 2.5
+"""Calls that another request takes: one alone, and its part of those in company."""
 EVERY_INPUT = "*"
 """Stands for all inputs in `ProbeOptions`."""
 
@@ -94,9 +98,9 @@ class ProbeOptions:
     divided by its threads, at least a quarter of the wall-clock time.
 
     Two kinds of cases run beyond the budget, until four times as many wall-clock seconds have passed: those that each
-    output lacks of `LEAST_REQUESTS` requests, and each static shape. Calls of many rows take half of a treatment's share,
-    calls of the calibration's sizes a twentieth of the budget together. No call is tried if it would take half of the
-    budget.
+    output lacks of `LEAST_REQUESTS` requests, and each static shape. Calls of many rows take half of a treatment's share, or
+    less if the wall-clock time would not suffice for these requests; calls of the calibration's sizes take a twentieth of
+    the budget together. No call is tried if it would take half of the budget.
     """
     hang_s: float = 30.0
     """Wall-clock seconds after which a call counts as hanging; compilation may take 20 times as long."""
@@ -115,9 +119,13 @@ class Outcome:
 
 
 def treatments(signature: ModelSignature, options: ProbeOptions) -> list[Treatment]:
-    """Return the treatments of requests that the configuration allows."""
+    """Return the treatments of requests that the configuration allows.
+
+    With `batch_invariant`, a request alone runs in a call that is filled up. So neither the number of rows nor the filling
+    is a treatment: no other call is served.
+    """
     found = []
-    if most_rows(signature, options.max_batch) > 1:
+    if most_rows(signature, options.max_batch) > 1 and not options.batch_invariant:
         found.append(Treatment(kind="batching"))
     padded = [
         name
@@ -127,7 +135,8 @@ def treatments(signature: ModelSignature, options: ProbeOptions) -> list[Treatme
     found += [Treatment(kind="padding", dimensions=(name,)) for name in padded]
     if len(padded) > 1:
         found.append(Treatment(kind="padding", dimensions=tuple(padded)))
-    if signature.strategy.sizes:
+    only_rows = options.batch_invariant and set(signature.strategy.sizes) == {BATCH}
+    if signature.strategy.sizes and not only_rows:
         found.append(Treatment(kind="strategy", name=signature.strategy.name))
     if signature.static_sizes:
         found.append(Treatment(kind="static"))
@@ -218,18 +227,20 @@ class _TreatmentRun:
 
     def _try_treatment(self, treatment: Treatment, share_s: float) -> Iterator[Finding]:
         baseline, budget = self._baseline, self._budget
-        if treatment.kind == "invariance" and self._served is not self._calls:
+        if treatment.kind == "invariance":
             baseline = self._served_baseline()
+            if (finding := self._changed_by_filling(treatment, baseline)) is not None:
+                yield finding
+                return
         company = _Company(treatment, self._calls.signature, baseline)
         evidence, requests = company.evidence, baseline.requests
-        least = LEAST_REQUESTS if treatment.kind in _FLOORED else 0
+        least = company.least
         # Each static shape has a compiled model, and each of them is tried before it is served.
         until = math.inf if treatment.kind == "static" else budget.spent_s() + max(0.0, share_s)
-        requests.has_time = lambda: budget.spent_s() < until
+        requests.has_time = lambda: budget.spent_s() < until and self._has_room(evidence, least)
 
         def may_go_on() -> bool:
-            is_enough = evidence.is_enough(least)
-            return budget.spent_s() < until or not (is_enough or budget.is_over)
+            return budget.spent_s() < until or (evidence.missing(least) > 0 and not budget.is_over)
 
         requests.may_make = may_go_on
         self._try(company, islice(cases := self._cases(treatment, baseline), _FIRST), may_go_on)
@@ -240,27 +251,39 @@ class _TreatmentRun:
         if treatment.kind in _FLOORED:
             are_all = is_complete and requests.refused == requests.skipped == 0
             evidence.least = ENOUGH if are_all else least
+            evidence.call_s = self._call_s if budget.is_over else None
         if treatment.kind == "padding" and requests.misfit:
             # Padded to a size at which the rule happens to hold, the request would lose some of its own results.
             yield refuted(treatment, f"a request alone breaks the rule of an output: {requests.misfit}")
         else:
             yield from evidence.findings()
 
+    def _has_room(self, evidence: Evidence, least: int) -> bool:
+        """Tell whether there is time for more than the requests that the evidence lacks: of slow models there is little."""
+        missing_s = evidence.missing(least) * _CALLS_PER_REQUEST * self._call_s
+        return self._budget.wall_s() + missing_s < WALL * self._options.budget_s
+
+    @property
+    def _call_s(self) -> float:
+        """The mean of the calls so far, in wall-clock seconds."""
+        runners = {self._calls, self._served}
+        return self._budget.wall_s() / max(1, sum(runner.number for runner in runners))
+
     def _try_largest(self, company: _Company, until: float) -> None:
         """Try calls of more and more rows, up to the most that may be served."""
         treatment, baseline = company.treatment, company.baseline
-        if treatment.kind not in ("batching", "padding", "strategy") or self._rows < 2:
+        if treatment.kind == "static" or self._rows < 2:
             return
         signature, options = self._calls.signature, self._options
         padded = [signature.dimensions.index(name) for name in treatment.dimensions]
         if treatment.kind == "batching":
-            counts = row_counts(signature, options.max_batch, self._rows)
+            counts = row_counts(signature, options.max_batch, self._rows, self._budget.threads)
         else:
             counts = doublings(signature, self._rows)
         cases = crowds(baseline, padded, counts, company.evidence.judged_at)
         tried, why = self._try_crowds(company, cases, until)
         if why:
-            company.evidence.stop(tried, why)
+            company.evidence.stop(counts, tried, why)
         elif treatment.kind == "batching" and _GRID not in self._skip:
             self._try_grid(company, grid_cases(baseline, options.max_batch))
 
@@ -285,7 +308,8 @@ class _TreatmentRun:
                 seconds_per_byte = self._try_one(company, last) / self._nbytes(last, company.treatment)
                 if seconds_per_byte * nbytes > limit_s:
                     return rows, f"one would take longer than {limit_s:g} s"
-            if case.sizes[0] > rows and self._budget.spent_s() + seconds_per_byte * nbytes > until:
+            is_over = self._budget.spent_s() + seconds_per_byte * nbytes > until
+            if case.sizes[0] > rows and (is_over or not self._has_room(company.evidence, company.least)):
                 return rows, "their share of the time is over"
             seconds_per_byte = self._try_one(company, case) / nbytes
             last, rows = case, case.sizes[0]
@@ -335,18 +359,42 @@ class _TreatmentRun:
         return max(1, call_nbytes(signature, case.sizes))
 
     def _served_baseline(self) -> Baseline:
-        """Return a baseline of the served model, compared to the bit."""
-        exact = [OutputTolerance.of(None, ())] * len(self._served.signature.outputs)
-        known = self._baseline.requests
-        requests = ProbeRequests(
-            self._served,
-            known.values,
-            declared=known.declared,
-            seed=self._options.seed,
-            computed_in=None,
-            skip=self._skip,
-        )
-        return replace(self._baseline, requests=requests, tolerances=exact)
+        """Return the baseline with requests that run alone as in service, in a call that is filled up with copies."""
+        return replace(self._baseline, requests=self._baseline.requests.elsewhere(self._served))
+
+    def _changed_by_filling(self, treatment: Treatment, served: Baseline) -> Finding | None:
+        """Return a refuted finding if ordinary requests get other floats in a call of exactly their rows than in service;
+        otherwise None.
+
+        Both runs are of the request alone, so rounding decides where scores are equal: whole values are not compared.
+        """
+        plain = self._baseline
+        for request, filled in filling_pairs(plain, served):
+            if filled is None:
+                return refuted(treatment, f"a call that is filled up fails: {served.requests.complaint}")
+            for number, port in enumerate(self._calls.signature.outputs):
+                alone, result = request.results[number], filled.results[number]
+                tolerance = plain.tolerances[number]
+                if plain.is_discrete(number) or same_bits(alone, result):
+                    continue
+                difference = compare(alone, result, tolerance)
+                movement = Movement(alone, result, tolerance)
+                if difference.within or plain.requests.doubt_about(request, number, movement) is not None:
+                    continue
+                (rows,) = self._calls.signature.strategy.sizes[BATCH]
+                why = f"in calls of {rows} rows, as they are served, the request alone gets other results"
+                words = f"{why}, {difference.words}" if difference.words else why
+                return Finding(
+                    treatment=treatment,
+                    output=port.name,
+                    verdict="refuted",
+                    against=1,
+                    largest=difference.amount if math.isfinite(difference.amount) else None,
+                    allowed=difference.allowed,
+                    why=words,
+                    case=request.words,
+                )
+        return None
 
     def _cases(self, treatment: Treatment, baseline: Baseline) -> Iterator[Case]:
         signature, rows = self._calls.signature, self._rows
@@ -363,6 +411,7 @@ class _TreatmentRun:
 
 
 _NO_DIFFERENCE = Difference(amount=0.0, allowed=0.0)
+_EXACT = OutputTolerance.of(None, ())
 
 
 class _Company:
@@ -371,6 +420,8 @@ class _Company:
     def __init__(self, treatment: Treatment, signature: ModelSignature, baseline: Baseline) -> None:
         self.treatment = treatment
         self.baseline = baseline
+        self.least = LEAST_REQUESTS if treatment.kind in _FLOORED else 0
+        """Different requests that are enough if others are left out."""
         self._padded = [signature.dimensions.index(name) for name in treatment.dimensions]
         self._axes = [
             port.shape.names.index(BATCH) if BATCH in port.shape.names else None for port in signature.outputs
@@ -414,7 +465,7 @@ class _Company:
                 return
             evidence.agrees(
                 member,
-                rows=sum(each.shape.rows for each in case.members),
+                rows=case.judged_rows,
                 shape=self._of_row(number, alone.shape),
                 difference=difference,
                 case=words,
@@ -429,7 +480,7 @@ class _Company:
         elements = movement.differing()
         doubt = self.baseline.requests.doubt_about(member, number, movement)
         if doubt is None:
-            evidence.differs(difference, words)
+            evidence.differs(difference, words, by_rows=self._follows_rows(case, member, number, result))
             return
         evidence.cannot_tell(
             member,
@@ -437,6 +488,22 @@ class _Company:
             shape=self._of_row(number, alone.shape),
             elements=[self._of_row(number, tuple(element)) for element in elements.tolist()],
         )
+
+    def _follows_rows(self, case: Case, member: ProbeRequest, number: int, result: Array) -> bool:
+        """Tell whether copies of the request in place of the others give it the same result, to the bit.
+
+        Only whole values are asked: floats that the number of rows moves beyond rounding are wrong in any company.
+        """
+        evidence = self.evidence.outputs[number]
+        if (
+            self.treatment.kind != "batching"
+            or not self._in_steps[number]
+            or evidence.by_rows < evidence.against
+        ):
+            return False
+        copies, more = divmod(case.sizes[0], member.shape.rows)
+        beside = None if more else self.baseline.requests.beside_copies(member, copies)
+        return beside is not None and same_bits(beside[number], result)
 
     def _could_differ(self, case: Case, member: ProbeRequest) -> bool:
         """Tell whether the request had company in this case: another request, or padding."""
@@ -452,6 +519,8 @@ class _Company:
         return index if axis is None else index[:axis] + index[axis + 1 :]
 
     def _tolerance_of(self, member: ProbeRequest, number: int) -> OutputTolerance:
+        if self.treatment.kind == "invariance":
+            return _EXACT
         baseline = self.baseline
         return baseline.requests.tolerance_of(member, number, baseline.tolerances[number])
 

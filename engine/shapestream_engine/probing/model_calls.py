@@ -65,6 +65,8 @@ class ModelCalls(ABC):
         self.signature = signature
         self._announce = announce
         self._phase = ""
+        self.number = 0
+        """Calls, or batches, so far."""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -78,6 +80,7 @@ class ModelCalls(ABC):
     def run(self, sizes: tuple[int, ...], members: Sequence[ProbeRequest], words: str) -> list[list[Array]]:
         """Return the results of each member, one array per output; raises the `EngineError` that a slot would report."""
         self._announce(self._phase, words)
+        self.number += 1
         return self._run(sizes, members)
 
     @abstractmethod

@@ -97,6 +97,7 @@ class ProbeRequests:
         """The largest absolute input value of each magnitude."""
         self._moments: dict[tuple[ProbeRequest, int], Moments] = {}
         self._tolerances: dict[tuple[Any, ...], OutputTolerance] = {}
+        self._elsewhere: list[ProbeRequests] = []
         self._kept_nbytes = 0
         self.has_time: Callable[[], bool] = lambda: True
         """Tells whether there is time for requests near thresholds and for ids."""
@@ -116,6 +117,20 @@ class ProbeRequests:
         self.misfit = ""
         """The error of an ordinary request that broke an output's rule although it ran alone."""
 
+    def elsewhere(self, calls: ModelCalls) -> ProbeRequests:
+        """Return a pool that makes the same requests, and runs them by other calls."""
+        other = ProbeRequests(
+            calls,
+            self.values,
+            declared=self.declared,
+            seed=self._seed,
+            computed_in=self._computed_in,
+            skip=self._skip,
+        )
+        other._domains, other._recipes = self._domains, self._recipes
+        self._elsewhere.append(other)
+        return other
+
     def look_for_ids(self, sizes: tuple[int, ...]) -> None:
         """Find the largest id that the model takes, and use all ids up to it: embeddings jump between ids."""
         known = {
@@ -130,7 +145,8 @@ class ProbeRequests:
         values = self.values[self.signature.inputs[number].name]
         found = [
             array
-            for request in self._known.values()
+            for pool in (self, *self._elsewhere)
+            for request in pool._known.values()
             if request is not None
             for (index, *_), array in zip(request.tensors.layout, arrays_of(request.tensors), strict=True)
             if index == number and array.size
@@ -241,7 +257,7 @@ class ProbeRequests:
             if movement.explains:
                 return Doubt.EXPLAINED
         for copies in () if ran else _COPIES:
-            beside = self._beside_copies(request, copies)
+            beside = self.beside_copies(request, copies)
             if beside is not None:
                 movement.beside_copies(beside[output])
                 if movement.explains:
@@ -250,6 +266,24 @@ class ProbeRequests:
             return None
         skipped = _phase(_NUDGES, is_beyond=request.is_beyond) in self._skip
         return Doubt.SKIPPED if skipped else Doubt.REFUSED
+
+    def beside_copies(self, request: ProbeRequest, copies: int) -> list[Array] | None:
+        """Return the results of the first of so many copies of a request in one call; None if the call fails."""
+        key = (request, copies)
+        if key not in self._beside:
+            self._beside[key] = None
+            phase = _phase(_NUDGES, is_beyond=request.is_beyond)
+            rows = copies * request.shape.rows
+            signature = self.signature
+            if signature.has_batch and rows in signature.bounds[0] and phase not in self._skip:
+                try:
+                    with self._calls.phase(phase):
+                        sizes = (rows, *request.sizes[1:])
+                        words = f"{copies} copies of {request.words}"
+                        self._beside[key], *_ = self._calls.run(sizes, [request] * copies, words)
+                except (EngineError, RuntimeError) as error:
+                    self.complaint = str(error)
+        return self._beside[key]
 
     def tolerance_of(self, request: ProbeRequest, output: int, tolerance: OutputTolerance) -> OutputTolerance:
         """Return the tolerance of one request, with the spread limited to the requests of its magnitude.
@@ -394,24 +428,6 @@ class ProbeRequests:
                     self._changed[key] = again.results
                     break
         return self._changed[key]
-
-    def _beside_copies(self, request: ProbeRequest, copies: int) -> list[Array] | None:
-        """Return the results of the first of so many copies of a request in one call; None if the call fails."""
-        key = (request, copies)
-        if key not in self._beside:
-            self._beside[key] = None
-            phase = _phase(_NUDGES, is_beyond=request.is_beyond)
-            rows = copies * request.shape.rows
-            signature = self.signature
-            if signature.has_batch and rows in signature.bounds[0] and phase not in self._skip:
-                try:
-                    with self._calls.phase(phase):
-                        sizes = (rows, *request.sizes[1:])
-                        words = f"{copies} copies of {request.words}"
-                        self._beside[key], *_ = self._calls.run(sizes, [request] * copies, words)
-                except (EngineError, RuntimeError) as error:
-                    self.complaint = str(error)
-        return self._beside[key]
 
     def _nudged(self, tensors: Tensors, number: int, *, keep_whole: bool) -> Tensors:
         """Return the request with each float changed by about one rounding error; with `keep_whole`, not whole ones."""

@@ -51,6 +51,9 @@ class Finding:
     """Different requests among these results."""
     against: int = 0
     """Results that differed by more than rounding."""
+    follows_rows: bool = False
+    """True if each of these equals, to the bit, the result of the request beside its own copies in a call of as many rows:
+    the number of rows decides, not the other requests."""
     unjudged: Mapping[str, int] = field(default_factory=dict)
     """Different requests that are not judged, by reason: `explained`, `refused` or `skipped` (`evidence.Doubt`)."""
     rows: int = 0
@@ -67,6 +70,8 @@ class Finding:
     """The error, or the reason for the verdict."""
     case: str = ""
     """The case in which the difference showed."""
+    call_s: float | None = None
+    """Wall-clock seconds of a call, if the proof ended for lack of time before there was enough evidence; otherwise None."""
 
     @property
     def subject(self) -> str:
@@ -143,7 +148,7 @@ class ProbeReport:
     """`OutputTolerance.to_dict` by output; empty if the model does not repeat its results, or was not tried."""
     notes: tuple[str, ...] = ()
     conclusive: bool = True
-    """True if another proof would find the same: no crash, no hang, and the budget sufficed."""
+    """True if the verdicts need no other proof: the budget sufficed, and no crash or hang decided one of them."""
     seconds: float = 0.0
     from_cache: bool = field(default=False, compare=False)
     """True if the report comes from the cache."""

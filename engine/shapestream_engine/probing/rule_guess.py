@@ -1,7 +1,8 @@
 """Finds the rule of an output on the live model, where neither file nor configuration states one.
 
 Each possible rule divides the outputs of recorded calls. A rule holds if every part equals the result that the same
-request got alone. A rule is certain if no other rule of its kind holds.
+request got alone. A rule is certain if no other rule of its kind holds. If none holds, but exactly one axis has the rows of
+every call, that axis is taken: the results differ in company, and the proof finds out where.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def guess_rules(
     announce: Announce,
     skip: frozenset[str],
 ) -> dict[str, OutputPort]:
-    """Return the ports, with rule and axis names, of the `unknown` outputs whose rule is certain.
+    """Return the ports, with rule and axis names, of the `unknown` outputs whose rule is certain, or must be proved.
 
     The signature of `model` declares unknown outputs as `shared`, so that they are not divided.
     """
@@ -62,10 +63,11 @@ def guess_rules(
     decided: dict[str, OutputPort] = {}
     while True:
         known = {port.name: port for port in signature.outputs if port.name not in unknown} | decided
-        new = {
-            port.name: found
-            for port in signature.outputs
-            if port.name not in known and (found := search.only_rule(port, known)) is not None
+        unruled = [port for port in signature.outputs if port.name not in known]
+        new = {port.name: found for port in unruled if (found := search.only_rule(port, known)) is not None}
+        # No rule holds of the others. The proof says in which request they differ.
+        new = new or {
+            port.name: found for port in unruled if (found := search.rows_by_shape(port)) is not None
         }
         if not new:
             return _without_doubtful_shared(signature, decided, known, baseline)
@@ -105,8 +107,12 @@ class _Search:
         # Rows that are parallel to two outputs are parallel to both, so the first rule that holds will do.
         return next((each for each in _dependent(port, known) if self._holds(each, known)), None)
 
-    def _independent(self, port: OutputPort) -> Iterator[OutputPort]:
-        yield replace(port, rule=Shared())
+    def rows_by_shape(self, port: OutputPort) -> OutputPort | None:
+        """Return the port with the rule of rows if exactly one axis has the rows of every call, whatever the values."""
+        found = list(self._by_rows(port))
+        return found[0] if len(found) == 1 else None
+
+    def _by_rows(self, port: OutputPort) -> Iterator[OutputPort]:
         number = self.signature.outputs.index(port)
         shapes = [(seen.sizes[0], seen.outputs[number].shape) for seen in self.recorded]
         for axis, (name, dimension) in enumerate(zip(port.shape.names, port.shape.dimensions, strict=True)):
@@ -114,7 +120,13 @@ class _Search:
             if name is None and dimension.is_dynamic and follows and len({rows for rows, _ in shapes}) > 1:
                 names = (*port.shape.names[:axis], BATCH, *port.shape.names[axis + 1 :])
                 yield replace(port, shape=NamedShape(names, port.shape.dimensions), rule=Rows())
-        columns = {1} if port.shape.rank == 1 else {shape[1] for _, shape in shapes if len(shape) == 2}
+
+    def _independent(self, port: OutputPort) -> Iterator[OutputPort]:
+        yield replace(port, rule=Shared())
+        yield from self._by_rows(port)
+        number = self.signature.outputs.index(port)
+        shapes = [seen.outputs[number].shape for seen in self.recorded]
+        columns = {1} if port.shape.rank == 1 else {shape[1] for shape in shapes if len(shape) == 2}
         if port.shape.rank in (1, 2) and len(columns) == 1:
             for column in range(min(_COLUMNS, columns.pop())):
                 yield replace(port, rule=IndexColumn(column))

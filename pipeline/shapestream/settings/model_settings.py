@@ -153,6 +153,11 @@ class ShapesSettings(Section):
         """The allowed sizes by dimension."""
         return dict(self.model_extra or {})
 
+    @property
+    def stated(self) -> list[str]:
+        """The keys that say anything other than their default."""
+        return [key for key, value in self if value not in ("native", None, (), False)]
+
     def to_strategy(self) -> Strategy:
         """Return the strategy as the engine takes it. Raises `SignatureError` for sizes that it cannot have."""
         if self.strategy == "native":
@@ -575,9 +580,8 @@ class ModelSettings(Section):
             yield from below(("probe", name), probe.problems())
         yield from below(("shapes",), self.shapes.problems(self.inputs))
         if self.batching.invariant_rows is not None:
-            for key, value in self.shapes:
-                if value not in ("native", None, (), False):
-                    yield ("shapes", key), "batch_invariant runs exact shapes only (remove one of them)"
+            for key in self.shapes.stated:
+                yield ("shapes", key), "batch_invariant runs exact shapes only (remove one of them)"
         if not self.idempotent:
             yield from self._problems_of_running_once()
 

@@ -23,6 +23,7 @@ def arguments() -> argparse.ArgumentParser:
     """The parser of a client's command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", help="which load; the raw client has one")
+    parser.add_argument("engine")
     parser.add_argument("address")
     parser.add_argument("tally", type=Path)
     parser.add_argument("seed", type=int)

@@ -20,7 +20,7 @@ from tests.e2e.answers.arguments import (
     WITHDRAWN,
     arguments,
 )
-from tests.e2e.answers.models import MODELS, Model, Question, Questions
+from tests.e2e.answers.models import Model, Question, Questions, models_of
 from tests.e2e.answers.tally import Count, Tally
 
 import shapestream
@@ -34,10 +34,10 @@ LONGEST_STREAM = 200
 class Load:
     """Requests, one budget, one tally."""
 
-    def __init__(self, tally: Tally, seed: int, requests: int, patience_s: float) -> None:
+    def __init__(self, tally: Tally, engine: str, seed: int, requests: int, patience_s: float) -> None:
         self._tally = tally
         self._chance = random.Random(seed)
-        self._questions = Questions(seed)
+        self._questions = Questions(seed, models_of(engine))
         self._left = requests
         self._patience_s = patience_s
         self._withdrawn = self._chance.choice(WITHDRAWN)
@@ -64,7 +64,9 @@ class Load:
     async def ask_alone(self, client: shapestream.Client) -> None:
         """One request after the other for a model whose calls are not shared: what is withdrawn, runs."""
         while self._left > 0:
-            await self._ask(client, self._chance.choice([model for model in MODELS if not model.shares]))
+            await self._ask(
+                client, self._chance.choice([model for model in self._questions.models if not model.shares])
+            )
 
     async def _ask(self, client: shapestream.Client, model: Model | None = None) -> None:
         question, kind = self._draw(model), self._chance.random()
@@ -92,7 +94,7 @@ class Load:
     async def stream_on(self, client: shapestream.Client) -> None:
         """One stream after the other; most are left before their end."""
         while self._left > 0:
-            await self._stream(client, self._chance.choice(MODELS))
+            await self._stream(client, self._chance.choice(self._questions.models))
 
     async def _stream(self, client: shapestream.Client, model: Model) -> None:
         length = min(self._left, self._chance.randrange(1, LONGEST_STREAM))
@@ -154,5 +156,5 @@ async def main(kind: str, address: str, load: Load) -> None:
 
 if __name__ == "__main__":
     given = arguments().parse_args()
-    load = Load(Tally(given.tally), given.seed, given.requests, given.patience_s)
+    load = Load(Tally(given.tally), given.engine, given.seed, given.requests, given.patience_s)
     trio.run(main, given.kind, given.address, load)

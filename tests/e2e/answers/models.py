@@ -4,11 +4,15 @@
 each layer, so one wrong number early becomes many at the end. `mixing` is softmax attention, and `encoder` a transformer:
 both are compared within a tolerance. Calls of `encoder` take long and are never shared, so that requests are withdrawn
 while they run. What shares a call with a request, and padding where the YAML allows it, changes none of these answers.
+
+`careful` takes whole numbers only, so the proof must not change its requests otherwise. The rows of a call change the
+answers of `scored` and `counted`; of `scored` an unsteady number stands beside each score. The YAML says nothing of them:
+the proof must find that their requests run alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -34,6 +38,10 @@ EPSILON = 1e-5
 TOLERANCE = 1e-3
 """Of `mixing`, whose answers are between 0 and 7: f32 against f64 differed by 6e-6. Of `encoder`,
 whose answers are about 1: by 3e-6."""
+DIVISOR, FACTOR = 97, 1001
+"""`scored` has the remainder of a sum times `FACTOR`: a small change of the input changes it much."""
+EXCHANGED = 5
+"""Rows of the calls in which `counted` exchanges them."""
 SIZES = (6, 230)
 """Sizes that come again and again: what a call leaves behind harms a later call of a shape that came before it."""
 ANY_SIZE = 0.2
@@ -118,6 +126,22 @@ def places(x: Array) -> dict[str, Array]:
     return {"places": np.argwhere(found), "sums": sums[found]}
 
 
+def careful(x: Array) -> dict[str, Array]:
+    """One layer; the files fail where a number is not whole."""
+    return {"y": np.clip(x @ FINDERS[0], 0, LARGEST)}
+
+
+def scored(x: Array) -> dict[str, Array]:
+    """The sum of each position, divided by the largest of the request, and a remainder of it: a table of two columns."""
+    sums = x.astype(np.float64).sum(axis=-1)
+    return {"y": np.stack([sums / max(sums.max(), 1.0), sums * FACTOR % DIVISOR], axis=-1).astype(np.float32)}
+
+
+def counted(x: Array) -> dict[str, Array]:
+    """The sum of each position. The files exchange rows in calls of `EXCHANGED`."""
+    return {"y": x.sum(axis=-1)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """One model: its formula, and what the YAML says of it."""
@@ -128,12 +152,25 @@ class Model:
     outputs: str
     types: Mapping[str, str]
     """Element type of each output, in the protocol's words."""
+    probe: str = ""
+    """What the YAML says of its requests."""
     tolerance: float = 0.0
+    is_right: bool = True
+    """Whether its rows may share calls. If not, the YAML says nothing of its axes, and the proof must find it."""
+    engines: tuple[str, ...] = ("openvino", "onnxruntime", "torch")
+    """The engines that it has a file for."""
     shares: bool = True
     """Whether its requests may share calls. If not, they have one row and one of `SIZES`, so that the shape of a call that
     was withdrawn stands between two equal ones."""
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """What the YAML says of its requests, by key; "" for nothing."""
+        return {"inputs": self.inputs, "outputs": self.outputs, "probe": self.probe}
 
+
+_WHOLE = f"x: {{integers: [0, {LARGEST}]}}"
+_ONNX = ("openvino", "onnxruntime")
 MODELS = (
     Model(
         name="layers",
@@ -166,7 +203,42 @@ MODELS = (
         outputs="places: {rule: index_column, column: 0}, sums: {rule: with, output: places}",
         types={"places": "i64", "sums": "f32"},
     ),
+    Model(
+        name="careful",
+        answer=careful,
+        inputs=f'x: {{shape: "batch:1..16, n:1..256, {WIDTH}", pad: {{n: 0}}}}',
+        outputs="y: {rule: rows}",
+        types={"y": "f32"},
+        probe=_WHOLE,
+        engines=_ONNX,
+    ),
+    Model(
+        name="scored",
+        answer=scored,
+        inputs="",
+        outputs="",
+        types={"y": "f32"},
+        probe=_WHOLE,
+        tolerance=TOLERANCE,
+        is_right=False,
+        engines=_ONNX,
+    ),
+    Model(
+        name="counted",
+        answer=counted,
+        inputs="",
+        outputs="",
+        types={"y": "f32"},
+        probe=_WHOLE,
+        is_right=False,
+        engines=_ONNX,
+    ),
 )
+
+
+def models_of(engine: str) -> tuple[Model, ...]:
+    """The models that an engine has files for."""
+    return tuple(model for model in MODELS if engine in model.engines)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,20 +273,21 @@ class Questions:
     COUNT = 40
     """Different ones of each model: their answers cost as much as the engine's, and are computed once."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, models: Sequence[Model]) -> None:
         self._seed = seed
+        self.models = models
         self._known: dict[tuple[int, int], Question] = {}
 
     def draw(self, chance: Any, model: Model | None = None) -> Question:
         """One of this model, or of any."""
-        place = MODELS.index(model or chance.choice(MODELS)), chance.randrange(self.COUNT)
+        place = self.models.index(model or chance.choice(self.models)), chance.randrange(self.COUNT)
         if place not in self._known:
             self._known[place] = self._make(*place)
         return self._known[place]
 
     def _make(self, model_number: int, number: int) -> Question:
         numbers = np.random.default_rng([self._seed, model_number, number])
-        model = MODELS[model_number]
+        model = self.models[model_number]
         any_size = numbers.random() < ANY_SIZE and model.shares
         size = int(LARGEST_SIZE ** numbers.random()) if any_size else int(numbers.choice(SIZES))
         shape = int(numbers.choice(ROWS if model.shares else ROWS[:1])), size, WIDTH

@@ -11,8 +11,11 @@ from tests.e2e.answers.models import (
     BIASES,
     BLOCKS,
     DEPTH,
+    DIVISOR,
     ENCODER,
     EPSILON,
+    EXCHANGED,
+    FACTOR,
     FINDERS,
     HEADS,
     LARGEST,
@@ -57,6 +60,9 @@ def write(folder: Path, *, defect: str | None = None) -> None:
     _mixing(folder / "mixing.onnx")
     _encoder(folder / "encoder.onnx")
     _places(folder / "places.onnx")
+    _careful(folder / "careful.onnx")
+    _scored(folder / "scored.onnx")
+    _counted(folder / "counted.onnx")
 
 
 def write_layers(path: Path, *, defect: str | None = None) -> None:
@@ -129,3 +135,45 @@ def _places(path: Path) -> None:
     graph.add("GatherND", sums, "places", out="sums")
     outputs = {"places": ["found", 2], "sums": ["found"]}
     write_onnx(path, graph.nodes, {"x": X}, outputs, graph.constants, types={"places": TensorProto.INT64})
+
+
+def _careful(path: Path) -> None:
+    graph = Graph()
+    parts = graph.add("Abs", graph.add("Sub", "x", graph.add("Round", "x")))
+    largest = graph.add(
+        "ReduceMax", graph.add("Reshape", parts, np.array([-1], np.int64)), axes=[0], keepdims=1
+    )
+    wrong = graph.add("Cast", graph.add("Ceil", largest), to=TensorProto.INT64)
+    # Where a part is left, there is one factor more than there are features, and the product fails.
+    width = graph.add("Add", wrong, np.array([WIDTH], np.int64))
+    shape = graph.add("Concat", np.array([1, 1], np.int64), width, axis=0)
+    ones = graph.add("Expand", np.ones((1, 1, 1), np.float32), shape)
+    product = graph.add("Mul", graph.add("MatMul", "x", FINDERS[0]), ones)
+    graph.clip(product, out="y")
+    write_onnx(path, graph.nodes, {"x": X}, {"y": X}, graph.constants)
+
+
+def _scored(path: Path) -> None:
+    """The largest of the whole call divides."""
+    graph = Graph()
+    sums = graph.add("ReduceSum", "x", np.array([2], np.int64), keepdims=0)
+    largest = graph.add("Max", graph.add("ReduceMax", sums, axes=[0, 1], keepdims=1), np.float32(1))
+    rest = graph.add("Mod", graph.add("Mul", sums, np.float32(FACTOR)), np.float32(DIVISOR), fmod=1)
+    columns = [
+        graph.add("Unsqueeze", each, np.array([2], np.int64))
+        for each in (graph.add("Div", sums, largest), rest)
+    ]
+    graph.add("Concat", *columns, axis=2, out="y")
+    write_onnx(path, graph.nodes, {"x": X}, {"y": ["batch", "n", 2]}, graph.constants)
+
+
+def _counted(path: Path) -> None:
+    """Rows are reversed in calls of `EXCHANGED`."""
+    graph = Graph()
+    sums = graph.add("ReduceSum", "x", np.array([2], np.int64), keepdims=0)
+    rows = graph.add("Gather", graph.add("Shape", "x"), np.int64(0))
+    own = graph.add("Range", np.int64(0), rows, np.int64(1))
+    reversed_ = graph.add("Sub", graph.add("Sub", rows, np.int64(1)), own)
+    order = graph.add("Where", graph.add("Equal", rows, np.int64(EXCHANGED)), reversed_, own)
+    graph.add("Gather", sums, order, axis=0, out="y")
+    write_onnx(path, graph.nodes, {"x": X}, {"y": ["batch", "n"]}, graph.constants)

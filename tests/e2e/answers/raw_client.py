@@ -25,7 +25,7 @@ from tests.e2e.answers.arguments import (
     WITHDRAWN,
     arguments,
 )
-from tests.e2e.answers.models import MODELS, Question, Questions
+from tests.e2e.answers.models import Question, Questions, models_of
 from tests.e2e.answers.tally import Count, Tally
 
 HEARTBEAT, CLOCK, HELLO, OPEN_MODEL, REQUEST, CANCEL, GOODBYE = 0, 2, 10, 11, 12, 13, 1
@@ -52,10 +52,12 @@ class Asked:
 class RawClient:
     """One session."""
 
-    def __init__(self, address: str, tally: Tally, seed: int, requests: int, patience_s: float) -> None:
+    def __init__(
+        self, engine: str, address: str, tally: Tally, seed: int, requests: int, patience_s: float
+    ) -> None:
         self._tally = tally
         self._chance = random.Random(seed)
-        self._questions = Questions(seed)
+        self._questions = Questions(seed, models_of(engine))
         self._left = requests
         self._patience_s = patience_s
         self._withdrawn = self._chance.choice(WITHDRAWN)
@@ -103,7 +105,7 @@ class RawClient:
             self._heartbeat_s = entry[5] / 1000
 
     def _open_models(self) -> None:
-        names = {model.name for model in MODELS}
+        names = {model.name for model in self._questions.models}
         self._say(*([OPEN_MODEL, 0, name] for name in names))
         self._flush()
         while self._numbers.keys() != names:
@@ -235,4 +237,5 @@ class RawClient:
 
 if __name__ == "__main__":
     given = arguments().parse_args()
-    RawClient(given.address, Tally(given.tally), given.seed, given.requests, given.patience_s).run()
+    tally = Tally(given.tally)
+    RawClient(given.engine, given.address, tally, given.seed, given.requests, given.patience_s).run()

@@ -20,10 +20,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.e2e.answers.models import MODELS
+from tests.e2e.answers.models import Model, models_of
 from tests.e2e.answers.tally import DEFECTS, ENDS, NOTES, Count, Tally
 from tests.e2e.chaos.defective_server import mark
-from tests.e2e.conftest import PYTHONPATH, Served, Workplace, until
+from tests.e2e.conftest import PATIENCE_S, PYTHONPATH, Served, Workplace, until
+
+from shapestream_engine.probe import ProbeOptions
+from shapestream_engine.probing.budget import WALL
 
 FILES = {"openvino": "onnx_files", "onnxruntime": "onnx_files", "torch": "torch_files"}
 """The module that writes the models of each engine."""
@@ -35,6 +38,8 @@ LIVES = 24
 """The requests are divided among so many clients, more or less."""
 SHORTEST_LIFE = 100
 KILLED_SHARE = 0.4
+MOST_PROOF_S = WALL * ProbeOptions().budget_s
+"""Seconds that the proof of a model takes at most, beside other load."""
 SHOWN_NOTES = 3
 """Of each kind of defect."""
 
@@ -127,7 +132,8 @@ def served(settings: Settings) -> Iterator[Served]:
             kind = Defective
         server = kind(place.folder, config, "serve")
         try:
-            server.wait_for("workers ready")
+            proofs_s = len(models_of(settings.engine)) * MOST_PROOF_S
+            server.wait_for("workers ready", patience_s=PATIENCE_S + proofs_s)
             yield server
         finally:
             server.kill()
@@ -151,18 +157,24 @@ def yaml(settings: Settings) -> str:
         "  hang_min_s: 600",
         "models:",
     ]
-    for model in MODELS:
+    for model in models_of(settings.engine):
         lines += [
             f"  - name: {model.name}",
             f"    path: {model.name}.{suffix}",
             f"    engine: {settings.engine}",
-            f"    inputs: {{{model.inputs}}}",
-            f"    outputs: {{{model.outputs}}}",
-            f"    batching: {{max_batch: {chance.choice((1, 16)) if model.shares else 1}}}",
+            f"    batching: {{max_batch: {_most_rows(model, settings, chance)}}}",
+            *(f"    {key}: {{{text}}}" for key, text in model.settings.items() if text),
             *(["    trust: true", "    calibration_s: 0"] if settings.trust else []),
         ]
     lines.append(f"workers: [{{count: 2, slots: {chance.choice((1, 1, 2))}, threads: 1}}]")
     return "\n".join(lines)
+
+
+def _most_rows(model: Model, settings: Settings, chance: random.Random) -> int:
+    """Rows of a shared call. Of a model that is not right, the proof must find that requests run alone."""
+    if not model.is_right:
+        return 1 if settings.trust else 16
+    return chance.choice((1, 16)) if model.shares else 1
 
 
 class Client:
@@ -181,8 +193,8 @@ class Client:
         self.tally = Tally(path, mode="w+")
         self.log = path.with_suffix(".log")
         module = "raw_client" if kind == "raw" else "client"
-        command = [sys.executable, "-P", "-m", f"tests.e2e.answers.{module}", kind, address, str(path)]
-        command += [str(chance.randrange(1 << 31)), str(budget), str(settings.patience_s)]
+        command = [sys.executable, "-P", "-m", f"tests.e2e.answers.{module}", kind, settings.engine, address]
+        command += [str(path), str(chance.randrange(1 << 31)), str(budget), str(settings.patience_s)]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 command,

@@ -76,7 +76,7 @@ class Load:
         self._witness = witness
         self._lengths, self._deadlines_s, self._work_us = lengths, deadlines_s, work_us
         self._pause_s, self._once_share = pause_s, once_share
-        self._questions = Questions(seed)
+        self._questions = Questions(seed, MODELS)
         self._took_s = 0.02
         self._asked = self._ended = self._withdrawn = 0
         self.stopping = trio.Event()

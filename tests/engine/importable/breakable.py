@@ -75,6 +75,17 @@ def slightly(x: Array) -> Array:
     return (x + 0.01 * x.mean()).astype(np.float32)
 
 
+def near_its_steps(x: Array) -> Array:
+    """A class by the first position, whose steps the others of the call move by a hundred-thousandth."""
+    company = np.tanh(np.nan_to_num(x.astype(np.float64)).mean())
+    return np.broadcast_to(np.rint(x[:, :1] / 4 + 1e-5 * company), x.shape).astype(np.float32)
+
+
+def by_count(x: Array) -> Array:
+    """Divided by the rows of the call."""
+    return (x / len(x)).astype(np.float32)
+
+
 def spoilt_by_nan(x: Array) -> Array:
     """Keeps rows apart, until one of them holds what is no number."""
     return (x + 0 * x.sum()).astype(np.float32)
