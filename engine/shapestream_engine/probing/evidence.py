@@ -241,8 +241,8 @@ class OutputEvidence:
         """Return the verdict with its counts. `short`: why calls of more than `rows` rows were not tried, or "". `call_s`:
         wall-clock seconds of a call, if the time was over before there was enough evidence."""
         verdict, why = self.verdict(least, skipped)
-        if verdict != "unjudged" or not self._too_little(least):
-            call_s = None
+        if verdict != "unjudged" or self.hidden or not self._too_little(least):
+            call_s = None  # more time would not help
         if call_s is not None:
             why = f"{why}: a call takes {call_s:.2g} s, and the time was over"
         worst = None if self._worst is None else self._worst.difference
