@@ -18,11 +18,10 @@ from pathlib import Path
 
 from shapestream_engine.cost_table import CostTable, LearnedCosts
 from shapestream_engine.errors import EngineError
-from shapestream_engine.kept_files import KeptFiles, read_plain, write_plain
+from shapestream_engine.files import KeptFiles, read_plain, read_regular, write_plain
 from shapestream_engine.model import ModelSpec
 from shapestream_engine.probing.cache import key_of
 from shapestream_engine.probing.examination import ProbeOptions
-from shapestream_engine.regular_files import read_regular
 from shapestream_engine.signature import ModelSignature
 
 ENVIRONMENT = "SHAPESTREAM_COST_CACHE"

@@ -21,7 +21,7 @@ from typing import BinaryIO, TypeAlias, TypeVar
 
 from shapestream_engine.containers import memory_bytes
 from shapestream_engine.errors import ModelLoadError
-from shapestream_engine.regular_files import open_regular
+from shapestream_engine.files import open_regular
 
 T = TypeVar("T")
 FilePorts: TypeAlias = "dict[str, tuple[int | None, ...] | None]"

@@ -12,8 +12,8 @@ from typing import Any
 from xml.parsers import expat
 
 from shapestream_engine.errors import ModelLoadError
+from shapestream_engine.files import open_regular
 from shapestream_engine.model_files import FilePorts, onnx_ports
-from shapestream_engine.regular_files import open_regular
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

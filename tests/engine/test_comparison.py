@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shapestream_engine import CompiledModel, EngineError, InputSpec, ModelSpec, OutputSpec, compile_model
-from shapestream_engine.backends.openvino.precision import bf16_if_offered
+from shapestream_engine.backends.openvino.compiling import bf16_if_offered
 from shapestream_engine.comparison import AnswerDistance, Gain, Variant, compare_answers, compare_speed
 from shapestream_engine.probing.inputs import Integers, Uniform
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from shapestream_engine import SignatureError
-from shapestream_engine.kept_files import read_plain
+from shapestream_engine.files import open_regular, read_plain, read_regular
 from shapestream_engine.probing import inputs
-from shapestream_engine.regular_files import open_regular, read_regular
 
 
 def test_a_file_behind_links_is_read(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from onnx import helper
 from tests.onnx_files import write_onnx
 from typer.testing import CliRunner, Result
 
-from shapestream_engine.backends.openvino import precision
+from shapestream_engine.backends.openvino import compiling
 from shapestream_engine.backends.openvino.runtime import core
 from shapestream_engine.comparison import AnswerDistance, Gain
 from shapestream_workers import models
@@ -65,8 +65,8 @@ def test_bf16_is_not_mentioned_where_the_device_lacks_it(
     def without_bf16(capabilities: list[str], properties: dict[str, str]) -> object:
         return offered([name for name in capabilities if name != "BF16"], properties)
 
-    offered = precision.bf16_if_offered
-    monkeypatch.setattr(precision, "bf16_if_offered", without_bf16)
+    offered = compiling.bf16_if_offered
+    monkeypatch.setattr(compiling, "bf16_if_offered", without_bf16)
     assert "bf16" not in check(folder, MODEL % "").stdout
 
 

@@ -32,11 +32,11 @@ from shapestream_engine.errors import (
     SignatureError,
     message_of,
 )
+from shapestream_engine.files import read_regular
 from shapestream_engine.model import ModelSpec
 from shapestream_engine.model_files import MOST_TOKENIZER_BYTES
 from shapestream_engine.output_rules import Whole
 from shapestream_engine.ports import InputPort, OutputPort, list_ports
-from shapestream_engine.regular_files import read_regular
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array

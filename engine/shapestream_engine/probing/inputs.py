@@ -19,10 +19,10 @@ from shapestream_engine.array_bytes import sent_array
 from shapestream_engine.containers import memory_bytes
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import SignatureError
+from shapestream_engine.files import open_regular
 from shapestream_engine.layout import Tensors
 from shapestream_engine.ports import InputPort
 from shapestream_engine.probing.texts import Texts, extreme_texts, given_texts, has_extreme
-from shapestream_engine.regular_files import open_regular
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
 

@@ -13,7 +13,7 @@ from shapestream.errors import ConfigurationError
 from shapestream.gateway.errors import UnknownCaller
 from shapestream.web.messages import HttpError, HttpRequest
 from shapestream.wire.tags import CALLER, can_be_sent, rule_of
-from shapestream_engine.regular_files import read_regular
+from shapestream_engine.files import read_regular
 
 MAX_FILE_BYTES = 4 << 20
 """Largest file of tokens: of some 40,000 callers."""

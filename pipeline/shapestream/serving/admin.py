@@ -42,7 +42,7 @@ from shapestream.transport.http_listener import REFUSED_SITES, is_sent_by_anothe
 from shapestream.web.limits import HttpLimits
 from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
 from shapestream.web.server import HttpServer, listeners_of
-from shapestream_engine.regular_files import read_regular
+from shapestream_engine.files import read_regular
 
 log = structlog.get_logger()
 

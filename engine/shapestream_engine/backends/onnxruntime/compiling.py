@@ -24,9 +24,9 @@ from shapestream_engine.backends.onnxruntime.request import (
     engine_words,
 )
 from shapestream_engine.errors import ModelLoadError, SignatureError
+from shapestream_engine.files import open_regular
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec
 from shapestream_engine.model_files import check_file
-from shapestream_engine.regular_files import open_regular
 from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature
 

@@ -10,9 +10,14 @@ OpenVINO's CPU device computes some element types as narrower ones: `narrowing`.
 from shapestream_engine.backends.openvino import runtime  # noqa: F401 - the first import of `openvino`
 
 # isort: split
-from shapestream_engine.backends.openvino.compiling import OpenVinoModel, check_spec, compile_spec, read_spec
+from shapestream_engine.backends.openvino.compiling import (
+    OpenVinoModel,
+    check_spec,
+    compile_spec,
+    faster_precision,
+    read_spec,
+)
 from shapestream_engine.backends.openvino.input_tensor import OpenVinoTensor
-from shapestream_engine.backends.openvino.precision import faster_precision
 from shapestream_engine.backends.openvino.request import OpenVinoRequest
 
 __all__ = [

@@ -6,7 +6,7 @@ import gc
 import importlib
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -363,3 +363,23 @@ def _plain(value: Any) -> Any:
         case _:
             # pybind11's enumerations are no `Enum`.
             return str(getattr(value, "name", value))
+
+
+_HINT = "INFERENCE_PRECISION_HINT"
+
+
+def faster_precision(spec: ModelSpec) -> Mapping[str, str]:
+    """Return the properties with which this device computes the model in bf16; empty if it has none, or the spec says
+    a precision.
+    """
+    device = spec.device.partition(":")[0].partition(".")[0]
+    try:
+        capabilities = core().get_property(device, "OPTIMIZATION_CAPABILITIES")
+    except RuntimeError:
+        return {}  # MULTI and HETERO tell nothing of their devices
+    return bf16_if_offered(capabilities, spec.properties)
+
+
+def bf16_if_offered(capabilities: Collection[str], properties: Mapping[str, object]) -> Mapping[str, str]:
+    """Return the property for bf16 if the device is capable of it and `properties` leave the precision open."""
+    return {_HINT: "bf16"} if "BF16" in capabilities and _HINT not in properties else {}

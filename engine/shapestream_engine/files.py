@@ -1,4 +1,8 @@
-"""Folders of small JSON files that keep results for the next start: verdicts of proofs, and costs of calls.
+"""Files: those that another party names, opened only if they are regular, and folders of results for the next start.
+
+A FIFO waits for a writer, and a device may be endless: both would block a reader for ever. Links are followed.
+
+Results, verdicts of proofs and costs of calls, are small JSON files.
 
 The folder is named by an environment variable (`SHAPESTREAM_PROBE_CACHE`, `SHAPESTREAM_COST_CACHE`; `off` disables it),
 else it is `$XDG_CACHE_HOME/shapestream/NAME` (`~/.cache/shapestream/NAME`). Unreadable entries are made again. A full or
@@ -7,6 +11,7 @@ read-only disk only costs time at the next start.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -16,9 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
-
-from shapestream_engine.regular_files import read_regular
+from typing import Any, BinaryIO, ClassVar, Self
 
 _MOST_BYTES = 16 << 20
 """Largest size of an entry in bytes: a hundred times the largest table of corrected costs."""
@@ -101,3 +104,26 @@ def write_plain(path: Path | None, plain: Any) -> None:
                     os.unlink(file.name)
     except OSError:
         return
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading; raises `OSError`, without waiting, for a FIFO, a device or a socket."""
+    return open(path, "rb", opener=_opened)
+
+
+def read_regular(path: Path, most_bytes: int) -> bytes:
+    """Read a whole file; raises `OSError` as `open_regular` does, and for a file beyond `most_bytes`."""
+    with open_regular(path) as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise OSError(errno.EFBIG, f"is longer than {most_bytes} bytes", str(path))
+    return data
+
+
+def _opened(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    # The check concerns the opened file, even if the path changes now.
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "is not a regular file", path)
