@@ -1,7 +1,7 @@
 """The audit: a request that was answered runs again, alone, while slots idle.
 
-It is a batch without members. So it charges no client, teaches no cost, is not run again, and nothing that becomes of it
-can blame a request. No batch is queued behind it, and its slot counts as free in predictions. It starts when a slot has
+It is a batch without members. So it charges no client, corrects no cost, is not run again, and makes no request a
+suspect, however it ends. No batch is queued behind it, and its slot counts as free in predictions. It starts when a slot has
 idled for as long as the call is predicted to take, preparation for its shape included: shorter pauses of busy clients are
 no time for it.
 """

@@ -36,8 +36,8 @@ from shapestream.scheduling.worker_class import BATCH_S
 from shapestream.scheduling.worker_costs import WorkerCosts
 
 SHARED_BUNDLE = 4
-"""Calls of a bundle while several clients ask, if no more of them have requests. What came just before a client's light work
-goes first: simulated beside a flood, its p99 is 2.9 times as long with 16 (docs/decisions.md)."""
+"""Calls of a bundle while several clients ask, if no more of them have requests. A light request waits for the
+bundle in front of it: simulated beside a flood, its p99 is 2.9 times as long with 16 (docs/decisions.md)."""
 SEVERAL_S = 1.0
 """Seconds after which a client that asks nothing more does not shorten the bundles of another."""
 

@@ -241,7 +241,7 @@ class DrainStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditWanted:
-    """Run a request again that was answered, alone: in the background, when no request needs a slot.
+    """Run an answered request again, alone, while slots are idle.
 
     It starts as a batch without members, or never. One that has not started is replaced; none may come while one runs.
     """

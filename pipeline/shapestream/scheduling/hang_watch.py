@@ -14,8 +14,8 @@ TIMES_P99 = 10.0
 TIMES_PREDICTED = 20.0
 """Multiple of its predicted time that a batch may take as well. The larger limit counts, since predictions are rough."""
 TIMES_AT_MOST = 5.0
-"""A limit is at most the time of a first call and so many times the expected seconds: a batch of minutes is delayed by a
-crowded machine, which is a factor, and by a preparation, which is a time; neither is twenty times."""
+"""The largest limit: so many times the expected seconds, plus the time of a first call. A crowded machine delays a batch by
+a factor, a preparation by a time. Twenty times would let a batch of minutes hang for an hour."""
 FIRST_CALL_TIMES = 20.0
 """Times `HangLimits.min_s` that a call may take of which nothing is known: it may have to compile."""
 MOST_FIRST_CALL_S = 600.0
@@ -58,7 +58,7 @@ class HangWatch:
         self.limits = limits
         self._busy: dict[str, _BusyTimes] = {}
         self.next_look = inf
-        """When `look` is wanted. Batches end without a word here, so it may be in vain, once per limit at most."""
+        """When `look` is wanted. Ended batches stay listed, so a look may find nothing."""
 
     def observe(self, batch: Batch, busy_s: float) -> None:
         """Learn from the time that a batch took."""
@@ -79,9 +79,11 @@ class HangWatch:
             self.next_look = hang_at
 
     def limit_s(self, batch: Batch) -> float:
-        """Return how long it may run: what its model says, or by what is known. While nothing is, as long as a first call
-        may take; and so, where costs are learned from traffic alone, what has sizes that none of the first batches
-        had."""
+        """Return the seconds after which this batch counts as hanging.
+
+        They are its model's own limit; else they follow from known times and its prediction. For sizes that never ran,
+        where costs are learned from traffic alone, they are those of a first call.
+        """
         assert self.limits is not None
         own_s = batch.queue.profile.hang_after_s
         if own_s is not None:

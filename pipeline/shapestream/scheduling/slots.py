@@ -533,7 +533,7 @@ class SlotTable:
         slot.connect(pool)
 
     def leave(self, id: int) -> tuple[Batch | None, list[Batch]]:  # noqa: A002
-        """Remove a slot. The batch that it ran, and those that were queued behind; unknown slots are ignored."""
+        """Remove a slot; return its running batch and the batches queued behind it. Unknown slots are ignored."""
         slot = self.slots.get(id)
         if slot is None:
             return None, []
@@ -727,7 +727,7 @@ class SlotTable:
         self.close(slot.id)
 
     def stop_prefetch(self, slot: Slot) -> list[Batch]:
-        """Queue nothing behind the batch that a slot runs. The batches that should be recalled, since they are there."""
+        """Queue no more batches on a slot; return those queued behind its running one, which the caller recalls."""
         running = slot.batch
         if running is None:
             return []

@@ -53,7 +53,7 @@ MOST_FAILED_RUNS = 256
 """Most batches that are remembered of those that failed, were lost, or whose results were not needed. They stand apart from
 those that ran, since they are looked through whenever a request fails."""
 SLOWEST = 32
-"""Most batches of a minute that are kept for their slowest member."""
+"""Batches of a minute that are kept, ranked by their slowest request."""
 MINUTES = 10
 """Minutes that these are kept for."""
 COMPANY = 16

@@ -54,8 +54,8 @@ READ_BURSTS = 8
 # Between the end of a process and its leaving: libzmq's thread reads what it said last, so that a batch which it had
 # answered is not taken for one that it died of.
 LAST_WORDS_S = 0.05
-# How long the end of a process is waited for once it cannot be reached: how it ended says whether it was what it ran.
-# And how long the reports of a worker that has said goodbye: they may be unread on its slots' connections.
+# Seconds to wait for the exit status of a process that cannot be reached: it tells whether its batch ended it. And for the
+# reports of a worker that has said goodbye: they may be unread on its slots' connections.
 EXIT_NEWS_S = 1.0
 
 

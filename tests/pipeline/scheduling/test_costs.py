@@ -68,7 +68,7 @@ def linear(sizes: Sizes) -> float:
 
 
 def test_a_table_that_is_told_before_the_slots_join_says_the_same() -> None:
-    """And they make no second kind of it; one of other dimensions, or of a model that is not known, is left out."""
+    """Slots that join later reuse its class; a table of other dimensions, or of an unknown model, is left out."""
     points = {(rows, size): linear((rows, size)) for rows in (1, 8, 64) for size in (16, 256)}
     own = profile()
     table = CostTable(
