@@ -155,7 +155,9 @@ class WorkerClass:
             self._static[sizes] = Grid({sizes: points[sizes].seconds}) if sizes in points else None
         dynamic = {sizes: point.seconds for sizes, point in points.items() if sizes not in self._static}
         if dynamic:
-            self._grid, known = grid_over(dynamic, profile.max_batch if profile.has_batch else 1)
+            # In two steps: mypyc takes the type of the attribute in a tuple for None.
+            grid, known = grid_over(dynamic, profile.max_batch if profile.has_batch else 1)
+            self._grid = grid
             self.tries = Tries(known)
         if table is not None and points:
             self._digest = table.digest
