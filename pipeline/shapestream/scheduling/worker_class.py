@@ -141,10 +141,10 @@ class WorkerClass:
         """Which of its prices are tested."""
         self._digest = ""
         """Of its table; empty where there is none."""
-        self._read_table(table, learned)
-        self.has_points = bool(self._digest)
-        self.measured = self._grid is not None
+        self.measured = False
         """Whether predictions are seconds. If not, they only compare calls, and no deadline is judged by them."""
+        self._read_table(table, learned)  # (mypyc takes `_grid` for None until this function ends.)
+        self.has_points = bool(self._digest)
         self._find_longest()
 
     def _read_table(self, table: CostTable | None, learned: LearnedCosts | None) -> None:
@@ -157,6 +157,7 @@ class WorkerClass:
         dynamic = {sizes: point.seconds for sizes, point in points.items() if sizes not in self._static}
         if dynamic:
             self._grid, known = grid_over(dynamic, profile.max_batch if profile.has_batch else 1)
+            self.measured = True
             self.tries = Tries(known)
         if table is not None and points:
             self._digest = table.digest
