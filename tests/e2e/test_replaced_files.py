@@ -97,6 +97,7 @@ def test_a_worker_that_dials_in_with_other_files_ends(workplace: Any) -> None:
     path, old = model_in(workplace, 2.0)
     listens = "    server: {listen: [ipc://s.sock], worker_listen: ipc://w.sock}\n"
     served = workplace.serve(listens + SCALING)
+    served.wait_for("workers ready")
     kept = [(file, file.read_bytes()) for file in (path, path.with_suffix(".weights"))]
     _, new = model_in(workplace, 3.0)
     worker = workplace.start("worker", str(served.config))

@@ -584,7 +584,7 @@ def test_preparing_batches_teach_what_preparing_costs_and_nothing_else():
 def test_a_preparing_batch_that_is_short_all_the_same_corrects_the_price():
     """Where sizes never come again no other batch does; one that is little shorter says nothing."""
     costs = costs_with(("a", table()))
-    over = costs["m"].batch_costs()
+    over = costs["m"].on().worker_class
     before = over.second(4, (64,))
     costs["m"].observe(0, (4, 64), before / 1.4, preparations=1)
     assert before == over.second(4, (64,))
