@@ -356,7 +356,10 @@ class Server:
                 if self._local_port is not None:
                     self._local_port.start()
                     await self._local_port.greeted.wait()
-                nursery.start_soon(self._tell_ready, reachable)
+                if reachable is None:
+                    self._tell_ready()
+                else:
+                    nursery.start_soon(self._tell_ready_after, reachable)
                 task_status.started(self)
                 await self._drain()
                 if cost_keeper is not None:
@@ -373,9 +376,11 @@ class Server:
                 await self._local.aclose()
                 self._local_port.outgoing.socket.close()
 
-    async def _tell_ready(self, reachable: trio.Event | None) -> None:
-        if reachable is not None:
-            await reachable.wait()
+    async def _tell_ready_after(self, reachable: trio.Event) -> None:
+        await reachable.wait()
+        self._tell_ready()
+
+    def _tell_ready(self) -> None:
         log.info(
             "server ready",
             listen=self.addresses,
