@@ -208,7 +208,7 @@ def _weights() -> list[np.ndarray]:
 
 
 def _reference(x: np.ndarray) -> np.ndarray:
-    """What the model gives, by NumPy."""
+    """Return the model's answer, computed by NumPy."""
     first, second = _weights()
     hidden: np.ndarray = np.maximum(x @ first, 0) @ second
     exponentials = np.exp(hidden - hidden.max(axis=-1, keepdims=True))
@@ -234,7 +234,7 @@ def _write_model(folder: Path) -> None:
 
 
 def _worker_resident_mb(server: Child) -> float:
-    """Of the server's one worker, once it has nothing to do."""
+    """Return the resident megabytes of the server's one worker, which has nothing to do."""
     (worker,) = [
         child for child in psutil.Process(server.pid).children(recursive=True) if "worker" in child.cmdline()
     ]

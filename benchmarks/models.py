@@ -27,7 +27,7 @@ def identity(**inputs: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
 CALL_S = 0.008
 ROW_S = 0.004
 MOST_ROWS = 8
-"""Of the sleeping model, whose capacity is known so: seconds of a call and of each row, rows of its largest call."""
+"""The sleeping model takes `CALL_S` seconds per call and `ROW_S` per row, of `MOST_ROWS` at most: its capacity is known."""
 
 
 def sleeping(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

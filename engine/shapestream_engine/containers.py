@@ -1,4 +1,4 @@
-"""What this process may use of its machine: its affinity, and the limits of its control groups (cgroup v2, and v1).
+"""The part of its machine that this process may use: its affinity, and the limits of its control groups (cgroup v2, v1).
 
 A container on a node of 64 CPUs may be limited to two by a quota of CPU time, which no count of CPUs shows: 64 threads would
 use up each period's quota in its first moments, and then all wait for the next one. Limits hold for a group and all groups

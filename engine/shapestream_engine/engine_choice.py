@@ -1,4 +1,4 @@
-"""Which engine runs a model file that several engines read: the first in a fixed order that is installed and takes it.
+"""The choice of an engine for a file that several read: the first in a fixed order that is installed and takes it.
 
 An engine takes a file that it can read, and whose element types it computes as they are (`openvino/narrowing.py`). The
 file is read and nothing is compiled, so a choice costs the time of reading. An engine that the configuration names is

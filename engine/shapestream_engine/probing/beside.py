@@ -37,7 +37,7 @@ BUDGET_S = 5.0
 _ORDINARY = 8
 """Ordinary requests of each set of sizes: as many as give each index of an output a spread (`ENOUGH_ROWS`)."""
 _EXTREMES: tuple[Extreme, ...] = ("smallest", "largest")
-"""What lies beyond the declared ranges (huge values, NaN) is nobody's request."""
+"""The extremes that are tried: the ends of the declared ranges. No request has values beyond them (huge ones, NaN)."""
 _MOST_FLIPS = 0.01
 """Share of the whole numbers of an output that may differ: rounding decides near ties, such as those of two labels."""
 _SHOWN = 6

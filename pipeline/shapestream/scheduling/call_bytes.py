@@ -27,7 +27,7 @@ class CallBytes:
             for entry in profile.inputs
         ]
         self.rounding = rounding
-        """Of the sizes of calls."""
+        """The rounding of calls' sizes."""
         calls = profile.row_calls
         self._largest = None if calls is None else np.array([max(rows, default=0) for rows in calls], np.intp)
         """The rows of the largest call, by the rows of a batch; None: all of them."""
@@ -39,7 +39,7 @@ class CallBytes:
         self.most = profile.max_batch_bytes if self._inputs else None
         """Bytes that a call may hold; None: any."""
         self.planned_most = self.most
-        """The same for batches of several requests; None where none of them can hold more."""
+        """Bytes that a batch of several requests may hold; None where none of them can hold more."""
         bounded = len(sizes) == len(bounds)
         if self.most is not None and bounded and rows * self._row_bytes(tuple(sizes)) <= self.most:
             self.planned_most = None
