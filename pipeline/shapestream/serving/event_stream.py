@@ -41,8 +41,8 @@ class Feed:
         self._readings = 0
         self._read_at: float | None = None
         """When the server was last read."""
-        self._state = "{}"
-        """The last reading but for the batches: a JSON object."""
+        self._state: str | None = None
+        """The last reading but for the batches: a JSON object. None: no reading since somebody looks."""
         self._batches: deque[list[Any]] = deque(maxlen=MOST_BATCHES)
         self._batches_in_all = 0
 
@@ -55,14 +55,19 @@ class Feed:
         """Read while there are viewers, until cancelled."""
         while True:
             if not self._viewers:
+                self._forget()
                 self._asked = trio.Event()
                 await self._asked.wait()
-                self._batches.clear()
-                self._batches_in_all = 0
-                self._read_at = None  # without viewers nothing was read
             due = trio.current_time() + INTERVAL_S
             self._publish(await self._reading())
             await trio.sleep_until(due)
+
+    def _forget(self) -> None:
+        """Drop the readings: without viewers there are no later ones, so the last one is old to the next viewer."""
+        self._state = None
+        self._batches.clear()
+        self._batches_in_all = 0
+        self._read_at = None
 
     async def _reading(self) -> dict[str, Any]:
         began = trio.current_time()
@@ -91,8 +96,8 @@ class Feed:
 
     async def events(self) -> AsyncGenerator[Buffer, None]:
         """Yield the events of one viewer, as long as it wants more."""
-        # The first viewer waits for a reading; another one begins with the last.
-        seen, batches = self._readings - (self._viewers > 0), 0
+        # A viewer begins with the last reading; where there is none yet, it waits for the first.
+        seen, batches = self._readings - (self._state is not None), 0
         self._viewers += 1
         self._asked.set()
         try:

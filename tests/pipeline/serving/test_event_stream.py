@@ -114,6 +114,25 @@ def test_viewers_share_the_readings() -> None:
     played(play)
 
 
+def test_viewers_that_come_at_once_wait_for_the_first_reading() -> None:
+    """None of them is shown an empty page, or what was read for those before them."""
+
+    async def play(feed: Feed, source: Source, nursery: trio.Nursery) -> None:
+        for seen in (1, 2):
+            source.batches = seen
+            browsers = [Browser(feed) for _ in range(3)]
+            for browser in browsers:
+                nursery.start_soon(browser.run)
+            await trio.sleep(0.5 * INTERVAL_S)
+            now = trio.current_time() - 0.5 * INTERVAL_S
+            for browser in browsers:
+                assert [(list(range(seen)), now)] == [(event["batches"], event["state"]["at"]) for event in browser.events]
+                browser.scope.cancel()
+            await trio.sleep(100)
+
+    played(play)
+
+
 def test_a_viewer_that_falls_behind_misses_readings_and_no_batch() -> None:
     """The others are told on meanwhile."""
 
