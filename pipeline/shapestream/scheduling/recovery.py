@@ -98,9 +98,7 @@ class Isolation:
         ]
         if not places:
             self._let_go(worker)
-        elif all(
-            slot.batch is None or slot.batch.state is BatchState.STUCK for slot in worker.slots.values()
-        ):
+        elif worker.empty:
             _, queue, slot = min(places, key=lambda place: place[0])
             actions.append(self._start(queue, slot, now, actions))
 

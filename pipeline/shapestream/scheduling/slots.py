@@ -134,6 +134,17 @@ class SlotGroup:
         return self.state is SlotGroupState.OPEN
 
     @property
+    def empty(self) -> bool:
+        """Whether a suspect would be alone here.
+
+        A call that is stuck does no more harm. One that is queued behind it may yet begin, until it has come back.
+        """
+        return all(
+            slot.batch is None or (slot.batch.state is BatchState.STUCK and not slot.behind)
+            for slot in self.slots.values()
+        )
+
+    @property
     def reserved(self) -> bool:
         """Whether it runs one suspect at a time, and nothing else."""
         return self.state in (SlotGroupState.RESERVED, SlotGroupState.RESERVED_AND_CONDEMNED)

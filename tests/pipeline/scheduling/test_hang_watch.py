@@ -274,6 +274,29 @@ def test_suspects_do_not_wait_for_a_slot_that_is_given_up(watched):
     assert {1: "worker_lost", 2: "delivered"} == watched.ends
 
 
+def test_a_suspect_waits_for_what_is_queued_behind_a_call_that_is_stuck(watched):
+    """It was asked back, but begins beside the suspect if the call ends first."""
+    watched.model(max_batch=1, hang_after_s=2.0)
+    watched.measured_slots(0, worker="local", prefetch_s=0.01)
+    watched.arrive((1, 4), (1, 4))
+    _wake(watched)
+    behind = watched.started[1]
+    assert (0, 1) == (behind.slot, behind.behind)
+    for _ in range(3):
+        _wake(watched)
+    assert {1: "worker_lost"} == watched.ends
+    watched.slots(1, worker="local")
+    watched.arrive((1, 4))
+    _wake(watched)
+    watched.fail(watched.started[2], "cancelled", "as asked")
+    assert [] == watched.starts()
+    watched.play(BatchFailed(batch=behind.batch, code="recalled", message="as asked"))
+    assert [(3,)] == watched.starts()
+    watched.finish(watched.started[3])
+    watched.finish(watched.started[4])
+    assert {1: "worker_lost", 2: "delivered", 3: "delivered"} == watched.ends
+
+
 def test_a_suspect_that_is_given_up_gives_the_rest_of_its_worker_back(watched):
     """It is poisoned, and the other slots, which were kept beside it, serve everybody again."""
     watched.model(max_batch=1, hang_after_s=2.0)
