@@ -12,10 +12,13 @@ A client is whatever the caller numbers as one: a key with all its connections, 
   cost in an efficient batch (`ModelQueue.take`). *Seconds of all slots* are slot seconds / slots that serve the model.
 - A client that was held up is owed its share of at most `OWED_S` of work. A client that had nothing queued starts at virtual
   time, or at its account if that is later.
+- Priority orders the requests of one client by `AGEING_S` per step. Before the turns of other clients it goes by a part of
+  that (`LEAD_BATCHES`), so that a client with priorities cannot hold up others, however often it comes back.
 - Virtual time is the largest account, less priority, that ever had a turn. It also advances by all work that has its turn,
   divided by the present clients plus one. The original algorithm does not need that, since its flows are known and its
   packets have no priorities. Here it prevents starvation (`start` has the proof).
-- A request's *rank* is a forecast of its turn, made at its arrival. It orders the requests of a flow and of a bucket.
+- A request's *rank* is a forecast of its turn, made at its arrival. It orders the requests of a bucket, and those of a flow
+  with the whole of their priority (their *place*).
 - The work that a failed call makes run again (`Rework`) is paid once, by the client whose request is to blame.
 
 **Room.** The queue is bounded in requests, bytes and, if asked, seconds of predicted work. Requests and bytes are divided
@@ -43,7 +46,14 @@ AGEING_S = 1.0
 """Seconds of waiting that are worth one step of priority."""
 
 MAX_PRIORITY = 32
-"""Largest priority, either way: larger ones count as this. It bounds how long a request can be passed by others."""
+"""Largest priority, either way: larger ones count as this."""
+
+LEAD_BATCHES = 8
+"""Batches of mean length that the largest priority goes before other clients' turns, divided by the clients: a step is worth
+a quarter of one. A second per step let one client pass another one by 20 s of work whenever it came back."""
+
+_BATCH_WEIGHT = 1 / 16
+"""Weight of the newest batch in their mean length: a change of the load counts within some ten batches."""
 
 NOMINAL_S = 1e-3
 """Seconds charged for any request while nothing is measured: shares are then equal by count."""
@@ -92,8 +102,8 @@ class Flow:
         self.queued_bytes = 0
         self.queued_s = 0.0
         """Predicted seconds of all slots of these requests, in efficient batches."""
-        self.last: dict[int, float] = {}
-        """The rank of the newest request, by priority; empty while nothing is queued."""
+        self.last: dict[int, tuple[float, float]] = {}
+        """Place and rank of the newest request, by priority; empty while nothing is queued."""
         self.has_priorities = False
         """Whether any request had a priority since the flow was empty: the next one may then go before the first."""
 
@@ -142,7 +152,16 @@ class FairShares(Generic[FlowT]):
     serves both (`absorb`).
     """
 
-    __slots__ = ("_clean_at", "_clients", "_first_start_s", "_furthest_s", "present", "room", "virtual_s")
+    __slots__ = (
+        "_batch_s",
+        "_clean_at",
+        "_clients",
+        "_first_start_s",
+        "_furthest_s",
+        "present",
+        "room",
+        "virtual_s",
+    )
 
     def __init__(self, first_start_s: Callable[[], float | None], room: GroupRoom) -> None:
         """`first_start_s`: returns the account of the first client that waits for its turn; None if none waits."""
@@ -155,6 +174,8 @@ class FairShares(Generic[FlowT]):
         """The largest account that a client ever had."""
         self._clients: dict[int, ClientShare[FlowT]] = {}
         self._clean_at = _FEW_CLIENTS
+        self._batch_s = 0.0
+        """Mean seconds of all slots of recent batches."""
 
     def client(self, number: int) -> ClientShare[FlowT]:
         """Return the account of a client, and open one if there is none."""
@@ -177,7 +198,8 @@ class FairShares(Generic[FlowT]):
         present = self.present + (client is None or not client.unfinished)
         flow = None if client is None else client.flows.get(model)
         ahead_s = 0.0 if flow is None else _ahead_s(flow)
-        return self._start_s(client, present) + ahead_s - _bonus_s(_bounded(priority), present)
+        start_s = self._start_s(client, present)
+        return self._led(start_s, start_s + ahead_s - _bonus_s(priority, present))
 
     def turn_s(self, rank: float) -> float:
         """Return the seconds of the slots' work until a request of this rank has its turn."""
@@ -200,22 +222,32 @@ class FairShares(Generic[FlowT]):
             start_s = max(beside, start_s - AGEING_S / present)
         return start_s if client is None or client.start_s < start_s else client.start_s
 
+    def _led(self, start_s: float, place: float) -> float:
+        """Return the place among the requests of all clients of one that has this place among those of its client.
+
+        `start_s`: where the client starts. No request without priority would have an earlier place than that, and virtual
+        time: what priority gives beyond is scaled down to the lead over others.
+        """
+        floor_s = start_s if start_s < self.virtual_s else self.virtual_s
+        if place >= floor_s:
+            return place
+        lead = LEAD_BATCHES * self._batch_s / (MAX_PRIORITY * AGEING_S)
+        return floor_s - (floor_s - place) * lead if lead < 1.0 else place
+
     # ------------------------------------------------------------ requests
 
-    def stamp(self, flow: FlowT, share_s: float, priority: int) -> tuple[float, float]:
-        """Count a new request of `share_s` seconds of all slots. Return its rank, and the virtual seconds of its priority.
+    def stamp(self, flow: FlowT, share_s: float, priority: int) -> tuple[float, float, float, float]:
+        """Count a new request of `share_s` seconds of all slots.
+
+        Return its place in its flow, its rank, and the virtual seconds of its priority: among its client's models, and
+        among clients.
 
         Priority is counted in seconds of all clients' work: virtual time grows by 1/clients while the slots work for
         one second, so a step is `AGEING_S / clients`. The number of clients changes, but two requests of one flow and one
-        priority must keep their order. So a rank is never smaller than that of a queued one.
+        priority must keep their order. So a place and a rank are never smaller than those of a queued one.
         """
         client: ClientShare[FlowT] = flow.client
         present = self.present + (not client.unfinished)
-        bonus_s = 0.0
-        if priority:
-            priority = _bounded(priority)
-            bonus_s = _bonus_s(priority, present)
-            flow.has_priorities = True
         self.present = present
         client.unfinished += 1
         if not client.queued:
@@ -226,15 +258,27 @@ class FairShares(Generic[FlowT]):
             client.queued += 1
             if flow.start_s < client.virtual_s:
                 flow.start_s = client.virtual_s
-        rank = client.start_s - bonus_s + (flow.queued_s if client.queued == 1 else _ahead_s(flow))
+        start_s = client.start_s
+        place = rank = start_s + (flow.queued_s if client.queued == 1 else _ahead_s(flow))
+        bonus_s = lead_s = 0.0
+        if priority:
+            priority = _bounded(priority)
+            bonus_s = _bonus_s(priority, present)
+            lead_s = start_s - self._led(start_s, start_s - bonus_s)
+            place -= bonus_s
+            rank = self._led(start_s, place)
+            flow.has_priorities = True
         if flow.queued:
             last = flow.last.get(priority)
-            if last is not None and last > rank:
-                rank = last
-        flow.last[priority] = rank
+            if last is not None:
+                if last[0] > place:
+                    place = last[0]
+                if last[1] > rank:
+                    rank = last[1]
+        flow.last[priority] = place, rank
         flow.queued += 1
         flow.queued_s += share_s
-        return rank, bonus_s
+        return place, rank, bonus_s, lead_s
 
     def ended(self, flow: FlowT) -> None:
         """Note that a request of this flow has ended."""
@@ -246,18 +290,24 @@ class FairShares(Generic[FlowT]):
     # ------------------------------------------------------------ turns
 
     def start(
-        self, first: FlowT, bonus_s: float, shares_s: Mapping[FlowT, float], share_s: float | None
+        self,
+        first: FlowT,
+        bonus_s: float,
+        lead_s: float,
+        shares_s: Mapping[FlowT, float],
+        share_s: float | None,
     ) -> None:
         """Advance virtual time for a batch that starts in the turn of the `first` flow, and charge its members' flows.
 
+        `bonus_s`, `lead_s`: the priority of the request whose turn it is, as `stamp` returned it.
         `shares_s`: what the members of each flow would take in efficient batches. `share_s`: the batch, which is charged in
         these proportions, at least `_LEAST_S` to each flow; None: it takes as long as all of them. Both are seconds of all
         slots.
 
         Why no client starves: all work that has its turn moves virtual time by its `share_s / (present + 1)` at least, and
         `present` is bounded by the queue. A client that comes later starts at most a second of work before the virtual
-        time, less `MAX_PRIORITY` steps. Once virtual time is that much past the account of a client that waits, no new
-        client passes it. Clients that were here pass it by what they are owed.
+        time, less the lead of the largest priority. Once virtual time is that much past the account of a client that waits,
+        no new client passes it. Clients that were here pass it by what they are owed.
 
         The accounts of the other members do not count, since their turns may be far away. A priority changes the order,
         and must not move virtual time ahead.
@@ -266,11 +316,12 @@ class FairShares(Generic[FlowT]):
         if share_s is None:
             share_s = total_s
         part = share_s / total_s if total_s else 0.0
+        self._batch_s += _BATCH_WEIGHT * (share_s - self._batch_s)
         if bonus_s < 0.0:
-            bonus_s = 0.0
+            bonus_s = lead_s = 0.0
         client = first.client
         virtual_s = self.virtual_s + share_s / (self.present + 1)
-        turn_s = client.start_s - bonus_s
+        turn_s = client.start_s - lead_s
         if turn_s > virtual_s:
             virtual_s = turn_s
         self.virtual_s = virtual_s
@@ -361,7 +412,7 @@ def _bounded(priority: int) -> int:
 
 def _bonus_s(priority: int, present: int) -> float:
     """Return the bonus of a priority, in seconds of virtual time."""
-    return priority * AGEING_S / present
+    return _bounded(priority) * AGEING_S / present
 
 
 def _ahead_s(flow: Flow) -> float:

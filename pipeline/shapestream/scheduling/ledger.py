@@ -69,13 +69,13 @@ class Ledger:
         if not shares.room.requests:
             shares.catch_up()
         flow = queue.flow_of(arrival.client)
-        rank, bonus_s = shares.stamp(flow, terms.share_s, arrival.priority)
+        place, rank, bonus_s, lead_s = shares.stamp(flow, terms.share_s, arrival.priority)
         order = self.next_order
         request = Request(
-            arrival, queue, flow, rank, order, now, shape, bonus_s, terms.cost_ns, terms.share_s
+            arrival, queue, flow, rank, order, now, shape, bonus_s, lead_s, terms.cost_ns, terms.share_s
         )
         request.ahead = queue.count
-        queue.add(request)
+        queue.add(request, place)
         queue.waits.enter(1, now)
         self.next_order = order + 1
         self.requests[arrival.id] = request

@@ -241,10 +241,11 @@ class ModelQueue:
         for queue in other.sharing:
             queue.shares, queue.sharing = self.shares, self.sharing
 
-    def add(self, request: Request) -> None:
-        """Queue a new request, which `FairShares.stamp` has counted."""
+    def add(self, request: Request, place: float) -> None:
+        """Queue a new request, which `FairShares.stamp` has counted, and given this place in its flow."""
         flow = request.flow
         self._list(request)
+        flow.requests.push(place, request)
         if flow.queued == 1:
             self.turns.put(flow, request)
         elif flow.has_priorities:
@@ -268,7 +269,6 @@ class ModelQueue:
         bucket.add(request)
         if self.delay_s and bucket.rows >= self.profile.max_batch:
             self.full[bucket.name] = bucket
-        request.flow.requests.push(request.rank, request)
 
     def _open_bucket(self, name: tuple[int, ...], request: Request) -> Bucket:
         shape = request.shape
@@ -294,7 +294,7 @@ class ModelQueue:
         """
         for request in requests:
             request.start()
-        self.shares.start(anchor.flow, anchor.bonus_s, self._remove(requests), share_s)
+        self.shares.start(anchor.flow, anchor.bonus_s, anchor.lead_s, self._remove(requests), share_s)
 
     def drop(self, request: Request) -> None:
         """End a waiting request, in whichever state it waits."""

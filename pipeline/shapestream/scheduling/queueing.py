@@ -14,8 +14,8 @@ next, with its first request (`Turns`). fairness.py says how a turn is computed,
 The states are an enum with a table: by the name of a change, which state follows which. A change that the table does not
 list raises KeyError. Only functions of `Request` write its state.
 
-Admission fixes a request's *rank* (fairness.py), its place in its flow and its bucket: the smallest goes first. A later
-request may have a smaller rank. It is inserted at its place, so nothing is ever sorted again.
+Admission fixes a request's place in its flow, and its *rank* (fairness.py), by which its bucket is ordered: the smallest
+goes first. A later request may have a smaller one. It is inserted there, so nothing is ever sorted again.
 
 The containers here forget a request that changed its state without searching for it. They skip it when it comes to the
 front, and drop all such requests once these outnumber the others. So each operation takes logarithmic time, amortised.
@@ -89,6 +89,7 @@ class Request:
         "cost_ns",
         "empty",
         "flow",
+        "lead_s",
         "losses",
         "order",
         "own_shape",
@@ -115,6 +116,7 @@ class Request:
         now: float,
         shape: tuple[int, ...] | None = None,
         bonus_s: float = 0.0,
+        lead_s: float = 0.0,
         cost_ns: int = 0,
         share_s: float = 0.0,
     ) -> None:
@@ -133,11 +135,13 @@ class Request:
         """Whether it has no elements, whatever sizes it claims along the other dimensions."""
         self.arrived = now
         self.rank = rank
-        """Its place in its flow and in its bucket: the smallest goes first, of equals the first that came."""
+        """Its place in its bucket: the smallest goes first, of equals the first that came."""
         self.order = order
         self.flow = flow
         self.bonus_s = bonus_s
-        """Seconds of virtual time by which its priority makes its turn earlier; see fairness.py."""
+        """Seconds of virtual time by which its priority makes its turn earlier among its client's models (fairness.py)."""
+        self.lead_s = lead_s
+        """The same among clients."""
         self.cost_ns = cost_ns
         """Predicted slot nanoseconds per request in an efficient batch, or in the call of its group if it runs again.
 
@@ -178,7 +182,7 @@ class Request:
     @property
     def turn(self) -> tuple[float, int]:
         """Its turn on the scale of virtual time while it is the first of its flow, and its order."""
-        return self.flow.client.start_s - self.bonus_s, self.order
+        return self.flow.client.start_s - self.lead_s, self.order
 
     def start(self) -> None:
         """Leave the queue with a batch."""
@@ -188,7 +192,7 @@ class Request:
         """Wait in a fixed group, until its own turn or its client's, whichever is earlier."""
         self.state = _RUN_AGAIN[self.state]
         if self.again_from is None:
-            self.again_from = min(self.rank, self.flow.client.start_s - self.bonus_s)
+            self.again_from = min(self.rank, self.flow.client.start_s - self.lead_s)
 
     def suspect(self) -> None:
         """Wait to be run where nothing else runs."""

@@ -137,7 +137,7 @@ class Waiting:
             )
             place = float(order) if rank is None else rank
             request = Request(arrival, self.queue, flow, place, order, 0.0)
-            self.queue.add(request)
+            self.queue.add(request, request.rank)
             arrived.append(request)
         return arrived
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.pipeline.scheduling.stage import Stage, table
 
 from shapestream.scheduling.events import RequestsAbandoned, SlotJoined
-from shapestream.scheduling.fairness import FairShares, Flow, GroupRoom, QueueRoom
+from shapestream.scheduling.fairness import LEAD_BATCHES, FairShares, Flow, GroupRoom, QueueRoom
 
 
 def _shares() -> FairShares[Flow]:
@@ -201,9 +201,11 @@ def _leave(flow: Flow, share_s: float) -> None:
         flow.run_empty()
 
 
-def _run(shares: FairShares[Flow], flow: Flow, bonus_s: float, share_s: float) -> None:
-    """A request of this flow gets a batch, alone."""
-    shares.start(flow, bonus_s, {flow: share_s}, share_s)
+def _run(
+    shares: FairShares[Flow], flow: Flow, share_s: float, priority: tuple[float, float] = (0.0, 0.0)
+) -> None:
+    """A request of this flow gets a batch, alone; `priority` as it was stamped."""
+    shares.start(flow, *priority, {flow: share_s}, share_s)
     _leave(flow, share_s)
 
 
@@ -220,7 +222,7 @@ def test_backlogged_clients_get_equal_cost_within_one_request(costs, counts):
     for _ in range(counts):
         which = min((0, 1), key=lambda which: flows[which].client.start_s)
         shares.stamp(flows[which], 0.1, 0)
-        _run(shares, flows[which], 0.0, costs[which])
+        _run(shares, flows[which], costs[which])
         served[which] += costs[which]
     assert abs(served[0] - served[1]) <= sum(costs) + 1e-9
 
@@ -235,7 +237,7 @@ def test_ranks_of_a_client_and_a_priority_never_turn_around(steps):
     """However many clients come and go meanwhile: first come, first served, of those that are queued."""
     shares = _shares()
     others: list[Flow] = []
-    waiting: list[tuple[Flow, int, float, float]] = []
+    waiting: list[tuple[Flow, int, float, float, tuple[float, float]]] = []
     for client, priority, cost_s, clients in steps:
         while len(others) < clients:
             others.append(_flow(shares, 100 + len(others)))
@@ -244,14 +246,16 @@ def test_ranks_of_a_client_and_a_priority_never_turn_around(steps):
             _leave(others[-1], 0.0)
             shares.ended(others.pop())
         flow = _flow(shares, client)
-        rank, bonus_s = shares.stamp(flow, cost_s, priority)
-        assert rank >= max([last for *alike, last, _ in waiting if alike == [flow, priority]], default=rank)
-        waiting.append((flow, priority, rank, bonus_s))
+        place, rank, *bonus = shares.stamp(flow, cost_s, priority)
+        before = [each for each in waiting if each[:2] == (flow, priority)]
+        assert place >= max([each[2] for each in before], default=place)
+        assert rank >= max([each[3] for each in before], default=rank)
+        waiting.append((flow, priority, place, rank, (bonus[0], bonus[1])))
         if (
             len(waiting) > 2
         ):  # of three that wait the second runs, for a thousandth of what it was taken to cost
-            flow, _, _, bonus_s = waiting.pop(1)
-            _run(shares, flow, bonus_s, cost_s / 1000)
+            flow, _, _, _, stamped = waiting.pop(1)
+            _run(shares, flow, cost_s / 1000, stamped)
 
 
 @given(stream=st.lists(st.tuples(st.integers(0, 32), COSTS), min_size=1, max_size=20))
@@ -267,16 +271,15 @@ def test_an_endless_stream_passes_nobody_for_ever(stream):
     while True:
         priority, cost_s = stream[int(work_s * 1e6) % len(stream)]
         newcomer = _flow(shares, 1 + int(work_s * 1e9))
-        _, bonus_s = shares.stamp(newcomer, cost_s, priority)
-        if newcomer.client.start_s - bonus_s > waiting.client.start_s:
+        _, _, bonus_s, lead_s = shares.stamp(newcomer, cost_s, priority)
+        if newcomer.client.start_s - lead_s > waiting.client.start_s:
             break
-        _run(shares, newcomer, bonus_s, cost_s)
+        _run(shares, newcomer, cost_s, (bonus_s, lead_s))
         shares.ended(newcomer)
         work_s += cost_s
-    # MAX_PRIORITY seconds of virtual time, which passes at 1 / (clients + 1) at least; a step is worth 1 / clients.
-    assert work_s <= (32.0 / clients) * (clients + 1) + 3 * max(cost_s for _, cost_s in stream) * (
-        clients + 1
-    )
+    # The lead of the largest priority in virtual time, which passes at 1 / (clients + 1) at least, and a call each.
+    longest_s = max(cost_s for _, cost_s in stream)
+    assert work_s <= (LEAD_BATCHES * longest_s / clients) * (clients + 1) + 3 * longest_s * (clients + 1)
 
 
 def test_clients_that_are_gone_are_forgotten():
@@ -286,8 +289,8 @@ def test_clients_that_are_gone_are_forgotten():
     try:
         for client in range(20_000):
             flow = _flow(shares, client)
-            _, bonus_s = shares.stamp(flow, 0.01, client % 3)
-            _run(shares, flow, bonus_s, 0.01)
+            _, _, bonus_s, lead_s = shares.stamp(flow, 0.01, client % 3)
+            _run(shares, flow, 0.01, (bonus_s, lead_s))
             shares.ended(flow)
         kept, _ = tracemalloc.get_traced_memory()
     finally:
@@ -347,7 +350,7 @@ def test_withdrawing_never_lets_a_client_pass_itself(share_s, dropped, newest_fi
         _leave(flow, share_s[at])
         shares.ended(flow)
     left = [ranks[at] for at in range(len(ranks)) if at not in dropped]
-    again, bonus_s = shares.stamp(flow, 0.1, priority)
+    again, _, bonus_s, _ = shares.stamp(flow, 0.1, priority)
     assert again >= max(left, default=-bonus_s)
     assert 0.0 == flow.client.start_s
     if not left:
@@ -385,6 +388,30 @@ def test_clients_of_other_slots_take_nothing_from_a_priority(alone):
     assert (urgent,) == alone.started[-1].requests
 
 
+def test_the_largest_priority_holds_others_up_by_a_few_batches(alone):
+    """However much is sent with it, and each time that its client comes back."""
+    for _ in range(3):
+        before = len(alone.started)
+        alone.arrive(*[(1, 4)] * 100, client=1, priority=2**31 - 1)
+        (other,) = alone.arrive((1, 4), client=2)
+        while len(alone.started) < before + LEAD_BATCHES + 3:  # the lead, a turn of each, its own
+            alone.finish(alone.started[-1], 0.1, at=alone.now + 0.1)
+        assert "delivered" == alone.ends.get(other), [start.requests for start in alone.started[before:]]
+        while len(alone.finished) < len(alone.started):
+            alone.finish(alone.started[-1], 0.1, at=alone.now + 0.1)
+
+
+def test_priorities_of_one_client_go_first_in_its_own_backlog(alone):
+    """By a second of all clients' work per step, whatever others do: before 3 s of it, or in its middle."""
+    alone.arrive((1, 4), client=2)
+    usual = alone.arrive(*[(1, 4)] * 30, client=1)
+    (little,) = alone.arrive((1, 4), client=1, priority=2)
+    (much,) = alone.arrive((1, 4), client=1, priority=16)
+    own = [id_ for id_ in _order(alone) if id_ in (*usual, little, much)]
+    assert much in own[:2]
+    assert 10 < own.index(little) < 30
+
+
 def test_a_priority_that_was_withdrawn_leaves_nothing_behind(alone):
     """The next request of that priority goes before one without, as if the others had never come."""
     alone.arrive(*[(1, 4)] * 10, client=2)
@@ -403,7 +430,7 @@ def test_blame_leaves_a_client_what_it_is_owed_for_turns_that_it_waits_for():
     for flow in (waiting, other):
         shares.stamp(flow, 1.0, 0)
     for _ in range(10):
-        shares.start(other, 0.0, {other: 1.0}, None)
+        shares.start(other, 0.0, 0.0, {other: 1.0}, None)
     assert shares.virtual_s > waiting.client.start_s
     shares.blame(waiting, 1.0)
     assert waiting.client.start_s == 1.0

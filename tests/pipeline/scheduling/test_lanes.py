@@ -71,7 +71,7 @@ def test_a_window_holds_the_nearest_requests(lengths, choice, size):
     """Contiguous, around the bucket, of the wanted size where so many wait, and not far more to one side."""
     queue = _queue()
     for order, length in enumerate(lengths):
-        queue.add(_request(queue, order, 0.0, length=length))
+        queue.add(_request(queue, order, 0.0, length=length), 0.0)
     (lane,) = queue.lanes.values()
     bucket = queue.buckets[(lengths[choice % len(lengths)],)]
     window = lane.window(bucket, size)
