@@ -7,7 +7,7 @@ that never waits does not join them again.
 A slot that has just answered a batch waits if all of these hold:
 
 - The queued rows and as many rows as were answered take less time in one call than in two, by prediction. The slot waits
-  for at most `SHARE` of the time saved, and of the call that it answered. Where seconds are linear, no slot waits.
+  for at most `LONGEST_WAIT` of the time saved, and of the call that it answered. Where seconds are linear, no slot waits.
 - After the answers that were watched last, half as many rows came within that time (`Returns`). Watching holds up no slot.
   So where requests do not follow answers, one wait in vain is followed by none.
 - No member of the batch that could start would miss its deadline.
@@ -33,7 +33,7 @@ from shapestream.scheduling.queueing import RUNNING, Request
 from shapestream.scheduling.slots import Slot
 from shapestream.scheduling.worker_costs import WorkerCosts
 
-SHARE = 1 / 8
+LONGEST_WAIT = 1 / 8
 """Longest wait of a free slot, as a part of the seconds that sharing a call is predicted to save (docs/decisions.md)."""
 MOST_SLOTS = 8
 """Largest number of free slots of a model that wait; all are looked at. Where more are free, requests seldom wait."""
@@ -88,7 +88,7 @@ class AnswerWaits:
         """
         queue = anchor.queue
         after_s = queue.returns.after_s
-        if SHARE * ran_s < after_s or queue.delay_s or queue.alone or anchor.empty:
+        if LONGEST_WAIT * ran_s < after_s or queue.delay_s or queue.alone or anchor.empty:
             return 0.0
         try:
             costs = queue.costs.on(slot.id)
@@ -97,7 +97,7 @@ class AnswerWaits:
             saved = slowdown * saved_s(cut.rows, cut.largest, rows, shape, costs, queue.padded)
         except Exception:  # noqa: BLE001 - it goes now, and what is wrong is reported when its batch is cut
             return 0.0
-        worth_s = SHARE * min(saved, ran_s)
+        worth_s = LONGEST_WAIT * min(saved, ran_s)
         if cut.reason is not CutReason.COST or worth_s < after_s:
             return 0.0
         in_time = self._deadlines.allow(cut.members, starts_at + worth_s, cut.seconds * slowdown)

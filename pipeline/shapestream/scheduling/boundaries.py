@@ -29,7 +29,7 @@ LOOK_EVERY = 1024
 """Requests between looks at whether others would be better. A look takes about a millisecond."""
 WORTH = 0.03
 """Share of the cost that other boundaries must save to be taken: each new shape has to be prepared for."""
-FIRST_SHARE, LATER_SHARE = 0.75, 0.5
+FIRST_PART, LATER_PART = 0.75, 0.5
 """Share of the combinations left under the cap that the first learning spends, and each later one."""
 _WORTH_ONE = 0.005
 """Share of the cost that a single boundary must save: what is not spent is there when the traffic changes."""
@@ -210,8 +210,8 @@ class LearnedBoundaries:
             for axis, own in self.per_axis.items()
         }
         taken = prod(map(len, kept.values()))
-        share = FIRST_SHARE if self.learned == 0 else LATER_SHARE
-        budget = taken + max(int(spare * share), min(int(spare), 1))
+        part = FIRST_PART if self.learned == 0 else LATER_PART
+        budget = taken + max(int(spare * part), min(int(spare), 1))
         usual = {axis: self._usual(axis) for axis in self._bounds}
         choices, current = {}, 1.0
         for axis, own in kept.items():

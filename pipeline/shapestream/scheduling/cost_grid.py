@@ -43,7 +43,7 @@ STEP = 0.1
 """Part of the difference (of logarithms) between observed and expected seconds by which the nodes around a call move."""
 LONE_STEP = 0.2
 """The same for a grid of a single node."""
-FIXED_SHARE = 0.5
+FIXED_PART = 0.5
 """Part of a call's seconds that counts as its fixed part while only one size was measured."""
 MOST_NODES = 4096
 """Nodes of a grid. The axes of a table with more different sizes are thinned."""
@@ -323,7 +323,7 @@ class Grid:
 
     def _slope(self, values: Floats) -> float:
         """Return the seconds per element beyond the grid: one slope for all calls, so that nothing falls."""
-        start_s = values[self._slope_from] if self._slope_from < len(values) - 1 else FIXED_SHARE * values[-1]
+        start_s = values[self._slope_from] if self._slope_from < len(values) - 1 else FIXED_PART * values[-1]
         return float(max(0.0, values[-1] - start_s)) / max(1.0, self._elements)
 
     def _find(self, sizes: Sizes) -> _Spot:
@@ -360,7 +360,7 @@ class Grid:
             start_s = (
                 live[start] * exp(learned[start])
                 if start < last
-                else FIXED_SHARE * live[last] * exp(learned[last])
+                else FIXED_PART * live[last] * exp(learned[last])
             )
             seconds += beyond * max(0.0, live[last] * exp(learned[last]) - start_s) / max(1.0, self._elements)
         return seconds
@@ -568,8 +568,8 @@ def _filled(axes: list[Floats], points: Mapping[Sizes, float]) -> Floats:
     if len(set(computed.tolist())) == 1:
         usual_s = float(np.exp(np.log(measured).mean()))
         fixed_s, element_s = (
-            FIXED_SHARE * usual_s,
-            (1.0 - FIXED_SHARE) * usual_s / max(1.0, float(computed[0])),
+            FIXED_PART * usual_s,
+            (1.0 - FIXED_PART) * usual_s / max(1.0, float(computed[0])),
         )
     else:
         fixed_s, element_s = _fitted(

@@ -23,7 +23,7 @@ from math import inf, isfinite
 from typing import TypeAlias
 
 from shapestream.scheduling.actions import Action, CancelBatch, KillSlot, ReportFault, StartBatch
-from shapestream.scheduling.answer_waits import SHARE
+from shapestream.scheduling.answer_waits import LONGEST_WAIT
 from shapestream.scheduling.batches import Batch, BatchState, Suspicion
 from shapestream.scheduling.costs import CostModel
 from shapestream.scheduling.events import BatchFailed, BatchFinished, SlotLeft
@@ -244,7 +244,7 @@ class Recovery:
             slot.answered = AnsweredBatch(
                 queue.profile.name, now, ran_s, rows, batch.sizes[1:], returns.arrived_rows
             )
-        returns.answered(rows, now, SHARE * ran_s)
+        returns.answered(rows, now, LONGEST_WAIT * ran_s)
 
     def _learn(self, batch: Batch, event: BatchFinished) -> None:
         slot: Slot = batch.slot

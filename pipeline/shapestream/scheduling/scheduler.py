@@ -223,11 +223,11 @@ class Scheduler:
             self._max_attempts,
         )
         self._audit = Audit(self._queues, self._slots, self._isolation, self._start_audit)
-        self._company = AnswerWaits(self._deadlines)
+        self._answer_waits = AnswerWaits(self._deadlines)
         self._plan = Plan()
         self._bundles = Bundles(
             self._slots,
-            self._company,
+            self._answer_waits,
             self._deadlines,
             self._plan,
             self._next_up,
@@ -574,7 +574,7 @@ class Scheduler:
             if request is None:
                 break
             slot = faster_first(request.queue.pool)
-            if request.state is RERUN or not self._company.is_awaited(request, slot, now):
+            if request.state is RERUN or not self._answer_waits.is_awaited(request, slot, now):
                 self._dispatch(request, slot, now, actions, handed)
         if self._audit.active:
             self._audit.tend(now, actions, draining=self._admission.draining)
@@ -583,7 +583,7 @@ class Scheduler:
         if waiting:
             while (request := next_up(waiting, now, self._wants_prefetch, self._fills)) is not None:
                 slot = request.queue.pool.prefetches[0][2]
-                if request.state is RERUN or not self._company.will_be_awaited(request, slot):
+                if request.state is RERUN or not self._answer_waits.will_be_awaited(request, slot):
                     self._dispatch(request, slot, now, actions, handed)
                 else:
                     slots.stop_prefetch(slot)

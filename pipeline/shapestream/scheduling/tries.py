@@ -7,8 +7,8 @@ batch former cuts a batch of twice the rows, at a power of two, where the grid h
   something;
 - else every `EVERY` batches, if no such call ran lately.
 
-The second sort may cost at most `SHARE` of the seconds of all batches since the last try, by prediction, beyond what its
-requests would cost apart. The first sort is not bounded by its price, only by its padding (`MOST_PADDED`). A try that pays
+The second sort may cost at most `TRIES_PART` of the seconds of all batches since the last try, by prediction, beyond what
+its requests would cost apart. The first sort is not bounded by its price, only by its padding (`MOST_PADDED`). A try that pays
 is followed by one of twice as many rows, because these never ran. There are no tries of fewer rows: small batches come by
 themselves when few requests wait. Deadlines and the limits of a batch hold for a try as for any other batch.
 
@@ -45,7 +45,7 @@ LATELY = 16
 EVERY = 24
 """Batches between two tries of calls that ran before. A change shall be found within 50 batches, and a device on which 16
 rows begin to share a call well needs four tries in a row."""
-SHARE = 0.01
+TRIES_PART = 0.01
 """Part of the slots' seconds that tries may cost."""
 MOST_PADDED = 1.25
 """Largest ratio of the elements of a first try to those of its requests apart. A predicted price is no reason against a

@@ -44,7 +44,7 @@ from shapestream.scheduling.cost_grid import (
     grid_over,
 )
 from shapestream.scheduling.events import ModelProfile
-from shapestream.scheduling.tries import CLIP, EVERY, MOST_PADDED, SHARE, Tries
+from shapestream.scheduling.tries import CLIP, EVERY, MOST_PADDED, TRIES_PART, Tries
 from shapestream_engine.cost_table import MAX_ELEMENTS, MAX_POINTS, CostTable, LearnedCosts
 
 Calls: TypeAlias = Sequence[tuple[int, Sizes]]
@@ -453,7 +453,7 @@ class WorkerClass:
                 return False
         elif tries.awaited or self._knows(calls):
             return False
-        return excess_s <= SHARE * tries.busy_s or (padded <= MOST_PADDED and not self._knows(calls))
+        return excess_s <= TRIES_PART * tries.busy_s or (padded <= MOST_PADDED and not self._knows(calls))
 
     def _knows(self, calls: Calls) -> bool:
         """Tell whether these calls were measured, or ran since costs changed, and were not short the last time.

@@ -37,7 +37,7 @@ from tests.pipeline.scheduling.seen import (
 
 from shapestream.scheduling import Scheduler
 from shapestream.scheduling.actions import ReportFault
-from shapestream.scheduling.answer_waits import SHARE
+from shapestream.scheduling.answer_waits import LONGEST_WAIT
 from shapestream.scheduling.events import (
     AuditWanted,
     BatchFailed,
@@ -292,7 +292,7 @@ class Referee(RuleBasedStateMachine):
                 self.refusals.pop(running.start.slot, None)
                 self.owing.discard(running.start.slot)
                 if isinstance(event, BatchFinished):
-                    until = self.now + SHARE * (self.now - running.began)
+                    until = self.now + LONGEST_WAIT * (self.now - running.began)
                     self.answered[running.start.slot] = running.start.model, until
             case _:
                 pass

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shapestream.scheduling.answer_waits import SHARE
+from shapestream.scheduling.answer_waits import LONGEST_WAIT
 from shapestream.scheduling.events import BatchFailed, RequestCancelled, SlotJoined
 from shapestream_engine.cost_table import CostPoint, CostTable
 
@@ -37,7 +37,7 @@ def test_two_waves_join(waves):
     """The slot waits for those that follow the two that it answered, and all sixteen share a call from then on."""
     answer(waves, at=2.0)
     assert [] == waves.starts()
-    assert 2.0 < waves.scheduler.next_wakeup() <= 2.0 + SHARE * CALL_S
+    assert 2.0 < waves.scheduler.next_wakeup() <= 2.0 + LONGEST_WAIT * CALL_S
     waves.arrive(*[(1, 4)] * 2, at=2.0 + TRIP_S)
     assert [16] == [len(members) for members in waves.starts()]
     assert waves.scheduler.next_wakeup() is None
