@@ -149,11 +149,17 @@ class Stage:
     def most(self, shapes: Mapping[str, tuple[int, ...]]) -> Held:
         """Return the most that it may hold for a request whose inputs have these shapes; of some, they may be unknown."""
         rows, nbytes = self.at_most, self.at_most_bytes
-        if self.rows_of is not None and self.rows_of[0] in shapes:
-            rows = min(rows, shapes[self.rows_of[0]][self.rows_of[1]])
+        if (known := self.rows(shapes)) is not None:
+            rows = min(rows, known)
         if self.row_nbytes is not None:
             nbytes = min(nbytes, rows * self.row_nbytes)
         return Held(rows, nbytes)
+
+    def rows(self, shapes: Mapping[str, tuple[int, ...]]) -> int | None:
+        """Return its number of rows for inputs of these shapes; None while that is not known."""
+        if self.rows_of is None or self.rows_of[0] not in shapes:
+            return None
+        return shapes[self.rows_of[0]][self.rows_of[1]]
 
     @property
     def limits(self) -> str:
@@ -178,6 +184,17 @@ class Chain:
     """How many stages take each source; the chain's own outputs count as one more."""
     then: Mapping[str, tuple[Stage, ...]]
     """By stage, those that follow it one after the other, along the longest way."""
+    counted: Mapping[Source, Stage] = field(init=False)
+    """By source, of the stages that have a request or a row for each of its items or rows, the one that may have fewest."""
+
+    def __post_init__(self) -> None:
+        counted: dict[Source, Stage] = {}
+        for stage in self.stages:
+            for feed in stage.feeds:
+                known = counted.get(feed.source)
+                if feed.spread is not Spread.WHOLE and (known is None or stage.at_most < known.at_most):
+                    counted[feed.source] = stage
+        object.__setattr__(self, "counted", counted)
 
     @property
     def name(self) -> str:

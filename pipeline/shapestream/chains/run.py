@@ -107,7 +107,7 @@ class ChainRun:
     )
 
     def __init__(self, chain: Chain, inputs: Tensors, deadline: float | None) -> None:
-        """Take the inputs, which fit the chain's signature."""
+        """Take the inputs, which fit the chain's signature. It has failed if a stage would have more rows than it may."""
         self.chain = chain
         self.deadline = deadline
         self.state = RunState.WAITING
@@ -128,6 +128,9 @@ class ChainRun:
         shapes = {chain.inputs[port]: shape for port, _, shape in inputs.layout}
         self.most = {stage.name: stage.most(shapes) for stage in chain.stages if stage.is_counted}
         """The requests and bytes that each counted stage may hold, by its name."""
+        for stage in chain.stages:
+            if (rows := stage.rows(shapes)) is not None and rows > stage.at_most:
+                self.fail("too_large", _too_many(stage, rows))
 
     @property
     def is_over(self) -> bool:
@@ -240,9 +243,7 @@ class ChainRun:
             port = next(feed.port for feed in stage.feeds if feed.spread is Spread.BATCH)
             count = next(shape[0] for number, _, shape in rows[0][0].layout if number == port)
         if count > stage.at_most:
-            raise ChainFailure(
-                "too_large", f"stage {stage.name!r} has {count} rows to run; its at_most is {stage.at_most}"
-            )
+            raise ChainFailure("too_large", _too_many(stage, count))
         if run.nbytes > stage.at_most_bytes:
             raise ChainFailure(
                 "too_large",
@@ -257,6 +258,10 @@ class ChainRun:
             source = Source(stage.name, name)
             if not self._users.get(source):
                 continue
+            # Before an object is made for each of them.
+            counted = self.chain.counted.get(source)
+            if counted is not None and (rows := _rows_in(output, run.results)) > counted.at_most:
+                raise ChainFailure("too_large", _too_many(counted, rows))
             try:
                 self._values[source] = _gathered(output, run.results, is_empty=not run.results)
             except ValueError as error:
@@ -327,6 +332,18 @@ def _tensors_of(ports: Sequence[tuple[int, Tensor]]) -> tuple[Tensors, int]:
         buffers=[tensor.buffer for _, tensor in ports],
     )
     return tensors, sum([tensor.nbytes for _, tensor in ports])
+
+
+def _too_many(stage: Stage, rows: int) -> str:
+    return f"stage {stage.name!r} has {rows} rows to run; its at_most is {stage.at_most}"
+
+
+def _rows_in(output: StageOutput, results: Sequence[Tensors | None]) -> int:
+    """Return how many items or rows an output has, by its shape."""
+    if output.gathering is not Gathering.ONLY or output.number == OF_NO_MODEL:
+        return len(results)
+    number = output.number if output.shapes is None else output.shapes
+    return sum([_tensor(result, number).sizes[0] for result in results if result is not None])
 
 
 def _gathered(output: StageOutput, results: Sequence[Tensors | None], *, is_empty: bool) -> Value:

@@ -60,24 +60,44 @@ class Tensor(NamedTuple):
         ]
 
 
-class Items(NamedTuple):
-    """A list of tensors of one element type and rank."""
+class Items:
+    """A list of tensors of one element type and rank.
 
-    element_type: str
-    rank: int
-    tensors: Sequence[Tensor]
+    One that was received is taken apart when a stage needs its tensors: until then it may have any number of them.
+    """
+
+    __slots__ = ("_ports", "_tensors", "element_type", "rank")
+
+    def __init__(self, element_type: str, rank: int, tensors: Sequence[Tensor]) -> None:
+        self.element_type = element_type
+        self.rank = rank
+        self._tensors: Sequence[Tensor] | None = tensors
+        self._ports: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def read(cls, elements: Tensor, shapes: Tensor) -> Items:
-        """Read the two outputs of a list (`list_ports`). Raises `ShapeError` if they contradict each other."""
-        count, rank = shapes.shape
-        rows: Sequence[Sequence[int]] = [()] * count
-        if count and rank:
-            rows = _bytes_of(shapes.buffer).cast("q", [count, rank]).tolist()  # type: ignore[assignment] # typeshed knows one axis
-        return cls(elements.element_type, rank, elements.divided(rows))
+        """Return the list of these two outputs (`list_ports`)."""
+        items = cls(elements.element_type, shapes.shape[1], ())
+        items._tensors, items._ports = None, (elements, shapes)
+        return items
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """Its tensors. Raises `ShapeError` if the two outputs contradict each other."""
+        if self._tensors is None:
+            assert self._ports is not None
+            elements, shapes = self._ports
+            count, rank = shapes.shape
+            rows: Sequence[Sequence[int]] = [()] * count
+            if count and rank:
+                rows = _bytes_of(shapes.buffer).cast("q", [count, rank]).tolist()  # type: ignore[assignment] # typeshed knows one axis
+            self._tensors = elements.divided(rows)
+        return self._tensors
 
     def write(self) -> tuple[Tensor, Tensor]:
         """Return the two outputs of a list: the elements of all tensors, and their shapes."""
+        if self._ports is not None:
+            return self._ports
         sizes = [size for tensor in self.tensors for size in tensor.sizes]
         elements = sum(prod(tensor.sizes) for tensor in self.tensors)
         return (

@@ -8,9 +8,9 @@ batch former cuts a batch of twice the rows, at a power of two, where the grid h
 - else every `EVERY` batches, if no such call ran lately.
 
 The second sort may cost at most `TRIES_PART` of the seconds of all batches since the last try, by prediction, beyond what
-its requests would cost apart. The first sort is not bounded by its price, only by its padding (`MOST_PADDED`). A try that pays
-is followed by one of twice as many rows, because these never ran. There are no tries of fewer rows: small batches come by
-themselves when few requests wait. Deadlines and the limits of a batch hold for a try as for any other batch.
+its requests would cost apart. The first sort is not bounded by its price, only by its padding (`MOST_PADDED`). A try that
+pays is followed by one of twice as many rows, because these never ran. There are no tries of fewer rows: small batches come
+by themselves when few requests wait. Deadlines and the limits of a batch hold for a try as for any other batch.
 
 **Known.** A node of the grid (cost_grid.py) is known if it was measured, or if a call ran there and costs have not changed
 since. The first call at a node that is not known is believed: fully if it is shorter than expected, up to

@@ -117,7 +117,10 @@ class ChainDesk:
         chain = record.served.chain
         assert chain is not None
         run = ChainRun(chain, record.tensors, record.deadline)
-        self._requests[record.id] = self._by_run[run] = ChainRequest(record, run)
+        request = self._requests[record.id] = self._by_run[run] = ChainRequest(record, run)
+        if run.is_over:
+            self._carry_out(request, now)
+            return
         self._room.wait(run, record.client)
         self._begin_waiting(now)
 

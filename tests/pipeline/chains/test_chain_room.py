@@ -72,7 +72,7 @@ def test_a_request_reserves_what_its_inputs_tell() -> None:
     chain = plan_chain(CHAIN.spec, SIGNATURES | {"split": counted})
     chain_run = ChainRun(chain, tensors_of([np.ones((3, 4), np.float32)]), None)
     assert {"read": Held(3, 3 * MOST_ROW)} == chain_run.most
-    many = ChainRun(chain, tensors_of([np.ones((99, 4), np.float32)]), None)
+    many = ChainRun(chain, tensors_of([np.ones((10, 4), np.float32)]), None)
     assert {"read": Held(10, 10 * MOST_ROW)} == many.most
     room = ChainRoom(6, 1000)
     for each in (chain_run, many):

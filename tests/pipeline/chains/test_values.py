@@ -91,14 +91,14 @@ def test_a_list_whose_bytes_are_not_those_of_its_shapes_is_refused(
         changed = bytes(4 * count) if count >= 0 else raw
     if changed != raw:
         with pytest.raises(ValueError, match=r"arrays of .* bytes came with"):
-            Items.read(elements._replace(buffer=changed), shapes)
+            _ = Items.read(elements._replace(buffer=changed), shapes).tensors
 
 
 def test_a_list_with_a_negative_size_is_refused() -> None:
     """Whatever its bytes are."""
     shapes = tensor_of(np.array([[2, -1]], np.int64))
     with pytest.raises(ValueError, match=r"array 0 of the list has the shape \[2, -1\]"):
-        Items.read(tensor_of(np.zeros(2, np.float32)), shapes)
+        _ = Items.read(tensor_of(np.zeros(2, np.float32)), shapes).tensors
 
 
 @given(data=st.data(), element_type=TYPES, keep_axis=st.booleans())

@@ -143,11 +143,11 @@ async def open_chain(running: Running, name: bytes = b"c" * 16) -> Client:
 
 @asynccontextmanager
 async def chain_served(
-    chain: ChainSpec = CHAIN, **options: Any
+    chain: ChainSpec = CHAIN, *, signature: ModelSignature = CUT, **options: Any
 ) -> AsyncIterator[tuple[Running, Client, ScriptedSlots]]:
-    """A server with the chain and one scripted slot, and its first client."""
-    slots = ScriptedSlots(CUT)
-    slots.models = {"cut": CUT, "read": READ}
+    """A server with the chain and one scripted slot, and its first client. `signature`: of the first stage."""
+    slots = ScriptedSlots(signature)
+    slots.models = {"cut": signature, "read": READ}
     async with memory_serving(slots, chains=[chain], **options) as running:
         yield running, await open_chain(running), slots
 

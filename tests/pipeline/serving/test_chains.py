@@ -9,6 +9,7 @@ import pytest
 import trio
 from tests.pipeline.serving.chain_server import (
     CHAIN,
+    CUT,
     SKIPS,
     chain_served,
     cut,
@@ -32,6 +33,8 @@ from shapestream.wire.messages import (
     Goodbye,
     ResultEntry,
 )
+from shapestream_engine.ports import list_ports
+from shapestream_engine.shapes import NamedShape
 
 
 def stories_of(running: Running, sequence: int) -> list[dict[str, Any]]:
@@ -84,6 +87,21 @@ async def test_more_than_a_stage_may_hold_is_too_large(stage: dict[str, int], wo
         assert ((1, "too_large"), words) == (ending(failure), failure.message)
         await wait_all_tasks_blocked()
         assert [] == slots.started
+
+
+@virtual_time
+async def test_more_rows_than_a_stage_may_have_are_refused_before_anything_runs() -> None:
+    """Where the shape of an input says how many there will be; what has fewer is served."""
+    counted = replace(CUT, outputs=list_ports("parts", "f32", NamedShape.parse("k"), "n"))
+    async with chain_served(signature=counted) as (_, client, slots):
+        client.ask(1, *[1] * 9)
+        failure = await client.peer.hear(Failure)
+        words = "stage 'read' has 9 rows to run; its at_most is 8"
+        assert ((1, "too_large"), words) == (ending(failure), failure.message)
+        assert [] == slots.started
+        client.ask(2, 3)
+        async with played(slots):
+            assert [[3.0]] == outputs_of(await client.peer.hear(ResultEntry))
 
 
 @virtual_time

@@ -20,9 +20,11 @@ from types import FrameType
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 import structlog
 import trio
+from tests.pipeline.serving.chain_server import chain_served, tensors_of
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import SIGNATURE, done, model_settings, request
 from tests.pipeline.serving.harness import Running, memory_serving
@@ -34,7 +36,7 @@ from shapestream.slices import Slices, at_once
 from shapestream.telemetry.metrics import read_metrics
 from shapestream.wire.codec import encode
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
-from shapestream.wire.messages import Execute, SlotHello, WorkerHello, WorkerWelcome
+from shapestream.wire.messages import Execute, Failure, SlotHello, WorkerHello, WorkerWelcome
 from shapestream_engine.layout import Buffer
 from shapestream_engine.signature import ModelSignature
 
@@ -424,3 +426,19 @@ async def test_no_report_makes_a_turn_long() -> None:
         async with watched(OF_REPORTS):
             worker.say(done(batch))
         assert 1 + most == len(await peer.ends(1 + most))
+
+
+OF_LISTS = 20_000
+"""Today 1,900: the number stands in the shape of what holds the arrays' shapes."""
+
+
+@virtual_time
+async def test_no_list_makes_a_turn_long() -> None:
+    """More arrays than the next stage of a chain may have requests."""
+    async with chain_served() as (_, client, slots):
+        client.ask(1, 3)
+        batch = await slots.next_batch()
+        arrays = tensors_of(np.zeros(0, np.float32), np.zeros((262_144, 1), np.int64))
+        async with watched(OF_LISTS):
+            slots.finish(batch, [arrays])
+        assert "too_large" == (await client.peer.hear(Failure)).code
