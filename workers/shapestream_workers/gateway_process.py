@@ -108,7 +108,7 @@ def run_http(
 ) -> int:
     """Speak HTTP until told to stop, and return the exit status. `inherited`: the number of a socket that listens."""
     from shapestream.gateway.gateway import GatewayOptions, run_gateway
-    from shapestream.web.limits import HttpLimits
+    from shapestream.web.messages import HttpLimits
 
     options = GatewayOptions(
         **request.forwarding(),

@@ -1,6 +1,6 @@
 """The errors of a gateway: those that it finds before the server is asked, and the SDK's as HTTP statuses.
 
-grpc_call.py has their statuses over gRPC.
+grpc_service.py has their statuses over gRPC.
 """
 
 from __future__ import annotations

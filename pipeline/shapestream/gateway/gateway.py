@@ -18,7 +18,7 @@ from shapestream.client.async_face import Client
 from shapestream.gateway.options import ForwardingOptions, TextServices
 from shapestream.gateway.routes import Routes
 from shapestream.transport.http_listener import place_of
-from shapestream.web.limits import HttpLimits
+from shapestream.web.messages import HttpLimits
 from shapestream.web.server import HttpServer, listeners_of
 
 log = structlog.get_logger()

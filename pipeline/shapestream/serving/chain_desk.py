@@ -18,7 +18,7 @@ from shapestream.errors import Cancelled, DeadlineExceeded, Draining, TooLarge, 
 from shapestream.scheduling.batches import Batch
 from shapestream.serving.served_models import ServedModels
 from shapestream.serving.sessions import RequestRecord
-from shapestream.wire.string_limits import check_longest
+from shapestream.wire.tensor_frames import check_longest
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Tensors, value
 

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from time import perf_counter
-from typing import assert_never
+from typing import Protocol, assert_never
 
 import trio
 
@@ -43,10 +43,17 @@ from shapestream.scheduling.scheduler import Scheduler
 from shapestream.scheduling.scheduler_statistics import Occupancy
 from shapestream.serving.audits import AuditBook, AuditRun
 from shapestream.serving.chain_desk import ChainDesk, ChainRequest
-from shapestream.serving.egress import Egress, told_code
-from shapestream.serving.ends import BatchEnded, ChainEnded, RequestEnded, StageFailed, run_of
+from shapestream.serving.ends import (
+    BatchEnded,
+    ChainEnded,
+    Egress,
+    RequestEnded,
+    StageFailed,
+    run_of,
+    told_code,
+)
 from shapestream.serving.journal import Journal
-from shapestream.serving.outgoing import REJOIN
+from shapestream.serving.port_traffic import REJOIN, Outgoing, PeerLink
 from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.served_models import ServedModel
 from shapestream.serving.sessions import ClientSession, RequestRecord
@@ -58,6 +65,15 @@ from shapestream_engine.layout import Tensors
 
 HOLD_S = BUNDLE_S
 """Seconds that a report waits at most: those of a bundle, since a slot is not late before."""
+
+
+class Port(Protocol):
+    """A port of the server, as the dispatcher sends by it."""
+
+    outgoing: Outgoing
+
+    def lost(self, link: PeerLink, why: str, now: float) -> None:
+        """Handle messages to this link that could not be sent, or its end."""
 
 
 class HeldReports:
@@ -111,17 +127,17 @@ class Dispatcher:
         journal: Journal,
         *,
         clock: Callable[[], float],
-        flush: Callable[[], None],
         prefetch: bool,
         quarantine: Quarantine,
         audits: AuditBook,
         desk: ChainDesk,
     ) -> None:
-        """`flush` makes the ports send what became ready. `prefetch`: may batches be sent to slots that are busy?"""
+        """`prefetch`: may batches be sent to slots that are busy?"""
         self.quarantine = quarantine
         """What killed workers, and is refused."""
         self._scheduler = scheduler
-        self._flush = flush
+        self.ports: Sequence[Port] = ()
+        """The ports by which messages leave."""
         self._journal = journal
         self._egress = egress
         self._ends = egress.ends
@@ -148,7 +164,8 @@ class Dispatcher:
         """When the alarm rings: at the earliest time that the scheduler waits for."""
         self._alarm_earlier = trio.Event()
         """Set when that has become earlier."""
-        self._idle = trio.Event()
+        self._idle: trio.Event | None = None
+        """Set when no request is left; None while nothing waits for that."""
 
     # ---------------------------------------------------------------- events
 
@@ -156,7 +173,7 @@ class Dispatcher:
         """Submit all requests that arrived in one turn, as one event."""
         if self._desk.has_chains:
             records = self._without_chains(records, now)
-        if self.quarantine:
+        if self.quarantine.kept:
             records = self._without_quarantined(records, now)
         if records:
             self._journal.arrived(records)
@@ -594,16 +611,28 @@ class Dispatcher:
     # ---------------------------------------------------------------- turns and time
 
     def end_turn(self) -> None:
-        """Send what is ready, and tell the observers. A port calls this at the end of its turn."""
+        """Send what is ready, end the links that could not be sent to, and tell the observers.
+
+        A port calls this at the end of its turn.
+        """
         if self._desk.has_chains:
             self._follow_chains(self._clock())
-        self._flush()
-        self._ends.tell()
+        lost = True
+        while lost:  # the end of a link may make more messages ready
+            lost = False
+            for port in self.ports:
+                outgoing = port.outgoing
+                if outgoing.ready or outgoing.lost:
+                    for link, why in outgoing.flush():
+                        lost = True
+                        port.lost(link, why, self._clock())
+        if self._ends.added:
+            self._ends.tell()
         wakeup = self._next_wakeup()
         if wakeup < self._alarm_at:
             self._alarm_at = wakeup
             self._alarm_earlier.set()
-        if not self.unfinished:
+        if self._idle is not None and not self.unfinished:
             self._idle.set()
 
     async def run_alarm(self) -> None:

@@ -2,7 +2,7 @@
 
 A worker greets on the connection of its control, and is given a token; each of its slots greets with that on a connection
 of its own. Batches and their reports travel on the slots' connections, all else on the control's, so there is no order
-between the two. `greetings.py` begins sessions, `connected_workers.py` keeps and ends them, `workers.py` has their
+between the two. `connected_workers.py` begins, keeps and ends sessions, `workers.py` has their
 states. The slots of the server's own process have a port of their own (`local_port.py`).
 
 A worker is half-trusted: its messages are read as strictly as a client's, and a report that contradicts the model's
@@ -21,13 +21,17 @@ import structlog
 import trio
 
 from shapestream.errors import ProtocolError
-from shapestream.serving.availability import Availability
-from shapestream.serving.connected_workers import MOST_UNREAD, MOST_UNREAD_BYTES, ConnectedWorkers
+from shapestream.serving.connected_workers import (
+    MOST_UNREAD,
+    MOST_UNREAD_BYTES,
+    Availability,
+    ConnectedWorkers,
+    Greetings,
+    OwnProcesses,
+    ProcessOwner,
+)
 from shapestream.serving.dispatcher import Dispatcher
-from shapestream.serving.greetings import Greetings
-from shapestream.serving.inbox import DEAR, Inbox, Item
-from shapestream.serving.outgoing import GONE, REJOIN, REJOIN_S, Outgoing, PeerLink
-from shapestream.serving.own_processes import OwnProcesses, ProcessOwner
+from shapestream.serving.port_traffic import DEAR, GONE, REJOIN, REJOIN_S, Inbox, Item, Outgoing, PeerLink
 from shapestream.serving.served_models import ServedModels
 from shapestream.serving.workers import ConnectedWorker, Offer, ReportRefused, SlotRecord, WorkerState
 from shapestream.settings import ServerSettings

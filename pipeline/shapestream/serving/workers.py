@@ -25,7 +25,7 @@ from typing import Any, Final
 import structlog
 
 from shapestream.scheduling.batches import Batch
-from shapestream.serving.outgoing import Outgoing, PeerLink
+from shapestream.serving.port_traffic import Outgoing, PeerLink
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.slices import Slices
 from shapestream.wire.messages import (
@@ -35,7 +35,7 @@ from shapestream.wire.messages import (
     RecallBatchEntry,
     WorkerHello,
 )
-from shapestream.wire.string_limits import check_outputs
+from shapestream.wire.tensor_frames import check_outputs
 from shapestream_engine.batch import BatchInputs, BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.errors import EngineError
@@ -545,7 +545,8 @@ class SlotRecord(PeerLink):
         reported before, and out of turn: only a batch that is given back may be reported before an earlier one, or before
         one that was asked back. Then nothing that the worker says can be believed.
         """
-        batch = self.running.get(entry.batch)
+        number = entry.report.batch if isinstance(entry, BatchDone) else entry.batch
+        batch = self.running.get(number)
         if batch is None:
             raise ReportRefused("it was never sent this batch, or has answered it already")
         if isinstance(entry, BatchDone):
@@ -557,10 +558,10 @@ class SlotRecord(PeerLink):
                 # Only what was asked back runs again without counting as an attempt.
                 report = replace(report, code=ErrorCode.INTERNAL)
         if report.code not in GIVEN_BACK:
-            for number, earlier in self.running.items():
-                if number < entry.batch and not earlier.recalled:
+            for before, earlier in self.running.items():
+                if before < number and not earlier.recalled:
                     raise ReportRefused("it was sent another batch before, and has not answered that")
-        del self.running[entry.batch]
+        del self.running[number]
         return report
 
 

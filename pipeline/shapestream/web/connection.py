@@ -31,8 +31,16 @@ import trio
 
 from shapestream.web.answers import CONTINUE, answer_bytes, error_answer
 from shapestream.web.content_coding import decoded
-from shapestream.web.limits import HeldBytes, HttpLimits
-from shapestream.web.messages import Admission, Buffer, Handler, HttpError, HttpRequest, HttpResponse
+from shapestream.web.messages import (
+    Admission,
+    Buffer,
+    Handler,
+    HeldBytes,
+    HttpError,
+    HttpLimits,
+    HttpRequest,
+    HttpResponse,
+)
 from shapestream.web.parser import ChunkedBodyParser, HeadParser
 
 log = structlog.get_logger()

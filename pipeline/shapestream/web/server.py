@@ -26,8 +26,7 @@ import structlog
 import trio
 
 from shapestream.web.connection import ConnectionPhase, HttpConnection, HttpStream, wire_of
-from shapestream.web.limits import HeldBytes, HttpLimits
-from shapestream.web.messages import Admission, Handler, HttpError, HttpRequest
+from shapestream.web.messages import Admission, Handler, HeldBytes, HttpError, HttpLimits, HttpRequest
 
 log = structlog.get_logger()
 

@@ -20,7 +20,7 @@ from shapestream.client.core import Posted, SubmissionQueue, Withdraw
 from shapestream.client.tickets import AnyTicket, OpenTicket
 from shapestream.errors import Cancelled, DeadlineExceeded, InternalError, InvalidRequest
 from shapestream.testing import ScriptedModel, identity_signature
-from shapestream.wire import layouts
+from shapestream.wire import tensor_entries
 from shapestream_engine.output_rules import Whole
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
@@ -158,7 +158,7 @@ async def test_ctrl_c_ends_the_block_and_the_server_is_told() -> None:
 async def test_a_request_that_cannot_be_written_down_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """More tensors than the protocol allows: it is refused, and its neighbours in the turn are served."""
     # A signature allows no more than the protocol does, so the protocol is made to allow less.
-    monkeypatch.setattr(layouts, "MAX_TENSORS", 1)
+    monkeypatch.setattr(tensor_entries, "MAX_TENSORS", 1)
     shape = NamedShape.parse("300")
     wide = ModelSignature(
         name="wide",

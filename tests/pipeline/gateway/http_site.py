@@ -14,8 +14,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shapestream.transport.http_listener import listen_at
-from shapestream.web.limits import HttpLimits
-from shapestream.web.messages import Admission, Handler, HttpRequest, HttpResponse
+from shapestream.web.messages import Admission, Handler, HttpLimits, HttpRequest, HttpResponse
 from shapestream.web.server import HttpServer, address_of, listeners_of
 
 PATIENCE_S = 100.0

@@ -21,7 +21,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from shapestream.errors import ConfigurationError
 from shapestream.transport.http_listener import listen_at, place_of
-from shapestream.web.limits import HttpLimits
+from shapestream.web.messages import HttpLimits
 from shapestream.web.server import HttpServer, listeners_of
 
 BODY = bytes(range(256)) * 20_000

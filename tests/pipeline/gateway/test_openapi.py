@@ -22,10 +22,9 @@ from shapestream.errors import (
     Unavailable,
     WorkerLost,
 )
-from shapestream.gateway.json_text import MOST_JSON_BYTES
-from shapestream.gateway.long_steps import LongSteps
+from shapestream.gateway.json_text import MOST_JSON_BYTES, LongSteps
 from shapestream.gateway.options import text_services
-from shapestream.gateway.text_routes import TextRoutes
+from shapestream.gateway.routes import TextRoutes
 from shapestream.gateway.tokens import Tokens
 from shapestream.web.messages import HttpRequest, HttpResponse
 

@@ -12,9 +12,9 @@ from tests.pipeline.gateway.text_site import TextSite, on_text_site, vector
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.errors import Overloaded, TooLarge
-from shapestream.gateway.long_steps import LongSteps
+from shapestream.gateway.json_text import LongSteps
 from shapestream.gateway.options import text_services
-from shapestream.gateway.text_routes import TextRoutes
+from shapestream.gateway.routes import TextRoutes
 from shapestream.gateway.tokens import Tokens
 from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
 
