@@ -20,9 +20,9 @@ import trio
 from shapestream.addresses import is_beyond_loopback
 from shapestream.errors import ConfigurationError
 from shapestream.gateway.options import TextServices
-from shapestream.gateway.tokens import read_tokens
 from shapestream.transport.guards import raise_descriptor_limit
 from shapestream.transport.http_listener import listen_at, place_of, reserve_at
+from shapestream.web.tokens import read_tokens
 from shapestream_workers import EXIT_OK
 from shapestream_workers.gateways import BACKLOG
 from shapestream_workers.interruption import handed_over

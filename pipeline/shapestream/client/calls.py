@@ -113,7 +113,7 @@ class Calls:
         core = self._core
         priority = checked_priority(priority)
         tags = tags_of(request_id, trace, caller)
-        due = deadline_at(core.clock, deadline)
+        due = None if deadline is None else deadline_at(core.clock, deadline)
         opened = core.models.get(model) or (yield from self._open(model, due))
         tensors, nbytes = opened.encode(inputs)
         ticket = RequestTicket(

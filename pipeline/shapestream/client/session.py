@@ -434,7 +434,7 @@ class Session:
     # ------------------------------------------------------------ sent entries
 
     def _due_entries(self, now: float) -> list[Entry]:
-        if not self._link.is_open:
+        if self._link.state is not LinkState.OPEN:
             greets = self._link.take_hello(now)
             return [Hello(client=self._client, software=self._software), _clock(now)] if greets else []
         entries, self._control = self._control, []

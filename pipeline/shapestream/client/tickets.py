@@ -272,7 +272,11 @@ def tags_of(
     Raises TypeError and ValueError for an id or a caller that cannot be sent. A `trace` that cannot be understood is
     ignored.
     """
-    tags = current_trace() if trace is None else _given(trace)
+    tags = None
+    if trace is not None:
+        tags = _given(trace)
+    elif "opentelemetry.trace" in sys.modules:
+        tags = _current_trace()
     if request_id is None and caller is None:
         return tags
     tags = {} if tags is None else tags
@@ -296,10 +300,8 @@ def _checked(tag: str, what: str, text: str) -> str:
     return text
 
 
-def current_trace() -> dict[str, str] | None:
+def _current_trace() -> dict[str, str] | None:
     """Return the tags that tell the current OpenTelemetry span; None where there is none."""
-    if "opentelemetry.trace" not in sys.modules:
-        return None
     from opentelemetry.trace import get_current_span
 
     span = get_current_span().get_span_context()

@@ -42,10 +42,6 @@ class UnusableVectors(ModelError):
     """The model gave no vector for each text, or vectors of no numbers: its own fault, and not that of the texts."""
 
 
-class UnknownCaller(Exception):
-    """A request without a known token; the message says why."""
-
-
 class WrongField(InvalidRequest):
     """A field of the request's body has a wrong value."""
 

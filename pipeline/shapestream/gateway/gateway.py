@@ -67,7 +67,7 @@ async def run_gateway(
                     default_priority_level=options.default_priority_level,
                     services=options.services,
                 )
-                server = HttpServer(routes.handle, options.limits, admission=routes.admit)
+                server = HttpServer(routes.admit, options.limits)
 
                 async def serve(*, task_status: trio.TaskStatus[None]) -> None:
                     await server.run(listeners_of(listener, options.tls), task_status=task_status)

@@ -45,7 +45,6 @@ from shapestream.gateway import open_inference_pb2 as protocol
 from shapestream.gateway.errors import (
     OWN_ID,
     RETRY_AFTER_S,
-    UnknownCaller,
     UnknownModel,
     UnknownService,
     Unsupported,
@@ -72,7 +71,7 @@ from shapestream.gateway.model_pages import (
     why_not_ready,
     why_server_is_not_ready,
 )
-from shapestream.gateway.tokens import Tokens
+from shapestream.web.tokens import Tokens, UnknownCaller
 
 log = structlog.get_logger()
 

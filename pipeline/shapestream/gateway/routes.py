@@ -62,9 +62,9 @@ from shapestream.gateway.tei_api import (
     tokenize_response,
 )
 from shapestream.gateway.text_calls import TextCalls, text_ports
-from shapestream.gateway.tokens import Tokens
 from shapestream.transport.http_listener import REFUSED_SITES, is_sent_by_another_site
 from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
+from shapestream.web.tokens import Tokens
 from shapestream_engine.signature import ModelSignature
 
 OPEN_TO_ALL = ("/v2/health/live", "/v2/health/ready")
@@ -90,6 +90,7 @@ class Routes:
         self._default_priority_level = default_priority_level
         self._long_steps = LongSteps()
         self._texts = TextRoutes(client, services or TextServices(), self._long_steps, self._model_ready)
+        self._open_to_all = frozenset((*OPEN_TO_ALL, *self._texts.open_to_all))
         self._pages: dict[str, tuple[str, Page]] = {
             "/v2": ("GET", self._server),
             "/v2/health/live": ("GET", self._live),
@@ -106,25 +107,29 @@ class Routes:
             "stats": ("GET", self._statistics),
         }
 
-    async def handle(self, request: HttpRequest) -> HttpResponse:
-        """Answer one request that was admitted; raises `HttpError`."""
-        try:
-            return await self._found(request.path)[_method_of(request)](request)
-        except (RequestError, HttpError) as error:
-            raise self._in_its_form(request, error) from error
+    def admit(self, request: HttpRequest) -> tuple[str, Page]:
+        """Return the caller of a request, by its head, and its handler.
 
-    def admit(self, request: HttpRequest) -> str:
-        """Return the caller of a request, by its head; raises `HttpError` where its body is not worth reading."""
+        Raises `HttpError` where its body is not worth reading. The handler raises it, too.
+        """
         try:
-            methods, method = self._found(request.path), _method_of(request)
+            methods = self._found(request.path)
+            method = "GET" if request.method == "HEAD" else request.method
             if method not in methods:
                 allowed = ", ".join("GET, HEAD" if name == "GET" else name for name in methods)
                 raise HttpError(405, f"{request.path} takes {allowed}", (("Allow", allowed),))
             if self._by_loopback and is_sent_by_another_site(request.headers):
                 raise HttpError(421, REFUSED_SITES)
-            if self._tokens is None or self._is_open(method, request.path):
-                return request.peer
-            return self._tokens.caller_of(request)
+            page = partial(self._answered, methods[method])
+            if self._tokens is None or (method == "GET" and request.path in self._open_to_all):
+                return request.peer, page
+            return self._tokens.caller_of(request), page
+        except (RequestError, HttpError) as error:
+            raise self._in_its_form(request, error) from error
+
+    async def _answered(self, page: Page, request: HttpRequest) -> HttpResponse:
+        try:
+            return await page(request)
         except (RequestError, HttpError) as error:
             raise self._in_its_form(request, error) from error
 
@@ -133,9 +138,6 @@ class Routes:
         if (form := self._texts.form_of(request.path)) is not None:
             return form(error)
         return http_error(error) if isinstance(error, RequestError) else error
-
-    def _is_open(self, method: str, path: str) -> bool:
-        return method == "GET" and (path in OPEN_TO_ALL or path in self._texts.open_to_all)
 
     def _found(self, path: str) -> Methods:
         """Return the methods of a path, and their handlers."""
@@ -251,10 +253,6 @@ class Routes:
         return await steps.run_slices(
             converted_nbytes(asked, result), infer_response(model, body.id, asked, result)
         )
-
-
-def _method_of(request: HttpRequest) -> str:
-    return "GET" if request.method == "HEAD" else request.method
 
 
 def _page(content: Any) -> HttpResponse:

@@ -9,7 +9,7 @@ reader delays no request. Each answer is read on the main loop and written in th
 answer within `PATIENCE_S`, the caller gets 503.
 
 The HTTP server limits connections, so that callers cannot use up the process's open files. Without a token, a port on
-loopback refuses calls that a browser makes for a page of another site (`_Callers`).
+loopback refuses calls that a browser makes for a page of another site.
 
 admin_pages.py defines the pages. Only these two modules import packages of the extra `[admin]`.
 
@@ -19,7 +19,6 @@ there is no viewer, nothing is read. A viewer that falls behind misses readings,
 
 from __future__ import annotations
 
-import hmac
 import json
 import socket
 import threading
@@ -45,8 +44,8 @@ from shapestream.settings import AdminSettings
 from shapestream.transport.guards import admin_connections
 from shapestream.transport.http_listener import REFUSED_SITES, is_sent_by_another_site, listen_at, place_of
 from shapestream.web.messages import Buffer, HttpError, HttpLimits, HttpRequest, HttpResponse
-from shapestream.web.server import HttpServer, listeners_of
-from shapestream_engine.files import read_regular
+from shapestream.web.server import HttpServer, for_all, listeners_of
+from shapestream.web.tokens import Tokens, read_tokens
 
 log = structlog.get_logger()
 
@@ -80,9 +79,12 @@ class AdminPort:
 
     def __init__(self, settings: AdminSettings) -> None:
         """Listen. Raises `ConfigurationError` for an address that cannot be used, and for an unusable token file."""
-        token = None if settings.token_file is None else _read_token(Path(settings.token_file))
+        file = settings.token_file
+        tokens = None if file is None else read_tokens(Path(file), only="admin")
         self._socket = _listen(settings.address)
-        self._thread = _Thread(self._socket, _Callers(settings.address, token))
+        self._thread = _Thread(
+            self._socket, tokens, by_loopback=not is_beyond_loopback(f"tcp://{settings.address}")
+        )
         self.address = place_of(self._socket)
         """HOST:PORT where it listens, with the port that was chosen for 0."""
         log.info("admin port ready", address=f"http://{self.address}")
@@ -115,32 +117,14 @@ class AdminPort:
             self.close()
 
 
-class _Callers:
-    """The rule that decides which callers are refused, and which may see all."""
-
-    def __init__(self, address: str, token: str | None) -> None:
-        self._token = token
-        # Beyond loopback, the token or the network protects the port.
-        self._by_loopback = token is None and not is_beyond_loopback(f"tcp://{address}")
-
-    def are_sent_from_elsewhere(self, request: HttpRequest) -> bool:
-        """Tell whether a page of another site makes a browser call this port, which only loopback protects."""
-        return self._by_loopback and is_sent_by_another_site(request.headers)
-
-    def may_see(self, request: HttpRequest) -> bool:
-        """Tell whether a caller showed the token, or none is required."""
-        if self._token is None:
-            return True
-        given = request.headers.get("authorization", "")
-        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), f"Bearer {self._token}".encode())
-
-
 class _Thread:
     """The thread of the port, from `begin` to `stop`."""
 
-    def __init__(self, listener: socket.socket, callers: _Callers) -> None:
+    def __init__(self, listener: socket.socket, tokens: Tokens | None, *, by_loopback: bool) -> None:
         self._listener = listener
-        self._callers = callers
+        self._tokens = tokens
+        self._by_loopback = by_loopback and tokens is None
+        """Whether nothing else protects the port."""
         self._main_loop: trio.lowlevel.TrioToken | None = None
         self._loop: trio.lowlevel.TrioToken | None = None
         self._begun = False
@@ -208,7 +192,7 @@ class _Thread:
             body_s=IDLE_S,
             write_s=UNREAD_S,
         )
-        server = HttpServer(self._answer, limits)
+        server = HttpServer(for_all(self._answer), limits)
         async with trio.open_nursery() as self._nursery:
             if not self._ends.is_set():
                 self._nursery.start_soon(server.run, listeners_of(self._listener.dup()))
@@ -218,7 +202,7 @@ class _Thread:
     async def _answer(self, request: HttpRequest) -> HttpResponse:
         while (pages := self._pages) is None:  # noqa: ASYNC110 - the main thread sets it soon
             await trio.sleep(LOOK_S)
-        if self._callers.are_sent_from_elsewhere(request):
+        if self._by_loopback and is_sent_by_another_site(request.headers):
             raise HttpError(421, REFUSED_SITES)
         page, given = _page_of(pages, request)
         if page is None:
@@ -228,7 +212,7 @@ class _Thread:
         if request.method not in ("GET", "HEAD", *(["PUT"] if changes else [])):
             allowed = "GET, HEAD, PUT" if changes else "GET, HEAD"
             raise HttpError(405, f"the methods of this page are {allowed}", (("Allow", allowed),))
-        sees = self._callers.may_see(request)
+        sees = self._may_see(request)
         if not sees and (isinstance(page, EventStream) or page.hidden is None):
             raise HttpError(401, "the token is missing or wrong", (("WWW-Authenticate", "Bearer"),))
         if isinstance(page, EventStream):
@@ -243,6 +227,13 @@ class _Thread:
             raise HttpError(400, str(error)) from error
         except trio.TooSlowError:
             raise HttpError(503, f"the event loop has not answered for {PATIENCE_S} s") from None
+
+    def _may_see(self, request: HttpRequest) -> bool:
+        """Tell whether a caller showed the token, or none is required."""
+        try:
+            return self._tokens is None or bool(self._tokens.caller_of(request))
+        except HttpError:
+            return False
 
     def _events(self, page: EventStream) -> HttpResponse:
         if page not in self._feeds:
@@ -332,16 +323,6 @@ def _listen(address: str) -> socket.socket:
     # Accepted connections inherit it.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_UNSENT_BYTES)
     return listener
-
-
-def _read_token(path: Path) -> str:
-    try:
-        token = read_regular(path, MAX_HEAD_BYTES).decode("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError([f"{path}: {error}"]) from error
-    if not token or any(character.isspace() for character in token):
-        raise ConfigurationError([f"{path}: expected a token of one word"])
-    return token
 
 
 MOST_VIEWERS = 16

@@ -20,10 +20,10 @@ from shapestream.serving.ends import Egress
 from shapestream.serving.port_traffic import DEAR, GONE, QUANTUM, TENSORS_PER_POINT, Inbox, Item, PeerLink
 from shapestream.serving.served_models import ServedModel, ServedModels
 from shapestream.serving.sessions import (
-    CallerUse,
     ClientSession,
     RequestRecord,
     Sessions,
+    Use,
     queued_sizes,
 )
 from shapestream.settings import ServerSettings
@@ -314,7 +314,7 @@ class ClientPort:
         self._arrived.append(record)
         return price
 
-    def _caller(self, peer: bytes, session: ClientSession, tags: dict[str, str]) -> CallerUse | None:
+    def _caller(self, peer: bytes, session: ClientSession, tags: dict[str, str]) -> Use | None:
         """Return the caller that a gateway names, for whom the request counts; None if it counts for its session.
 
         Removes the name if this peer may not give one.

@@ -138,10 +138,8 @@ class Ends:
 
 
 def _useful(shape: RequestShape, batch: Batch) -> int:
-    """Return the elements of a member. Strings weigh as much as in its call, since nothing is added to any."""
+    """Return the elements of a member with strings. These weigh as much as in its call, since nothing is added to any."""
     strings = batch.queue.profile.strings
-    if not strings:
-        return shape.elements
     return prod(
         [batch.sizes[number] if number in strings else size for number, size in enumerate(shape.sizes)]
     )
@@ -152,13 +150,14 @@ def run_of(batch: Batch, end: BatchEnded | None = None) -> Run:
     report, arrivals = batch.report, batch.arrivals
     left_out = () if report is None else batch.left_out
     ids, ran, rows, useful = [], 0, 0, 0
+    strings = batch.queue.profile.strings
     for record in arrivals:
         shape = record.shape
         ids.append(record.id)
         rows += shape.rows
         if record.id not in left_out:
             ran += 1
-            useful += _useful(shape, batch)
+            useful += _useful(shape, batch) if strings else shape.elements
     answered = () if end is None else end.answered
     began = batch.began
     if report is not None:

@@ -57,7 +57,7 @@ class RequestRecord(Arrival):
     arrived: float
     tags: dict[str, str] | None = None
     """The tags of its client (`wire/tags.py`)."""
-    caller: CallerUse | None = None
+    caller: Use | None = None
     """The caller that a gateway named."""
     stage: StageRequest | None = None
     """The stage of a chain that it is for. Session, number and caller are those of the chain's request, whose reply is the
@@ -96,21 +96,26 @@ def queued_sizes(shape: RequestShape) -> tuple[int, ...]:
     return shape.rounded if shape.answer is None else (0,) * len(shape.rounded)
 
 
-class CallerUse:
-    """The requests of one caller at all gateways together."""
+class Use:
+    """The requests of one caller at all gateways together, or of all sessions of one key.
 
-    __slots__ = ("held_bytes", "number", "requests")
+    It outlives the sessions: reconnecting does not free a key's credit.
+    """
+
+    __slots__ = ("held_bytes", "number", "requests", "sessions")
 
     def __init__(self, number: int) -> None:
         self.number = number
-        """The scheduler's number of this caller."""
+        """The scheduler's number of this caller, or key."""
+        self.sessions = 0
+        """The sessions of a key."""
         self.requests = 0
         """Requests without a terminal reply."""
         self.held_bytes = 0
         """Bytes of those requests' tensors."""
 
     def __repr__(self) -> str:
-        return f"<caller: {self.requests} requests, {self.held_bytes} bytes>"
+        return f"<use: {self.sessions} sessions, {self.requests} requests, {self.held_bytes} bytes>"
 
 
 class Callers:
@@ -120,39 +125,21 @@ class Callers:
         """`numbers`: numbers of clients at the scheduler that nobody has yet."""
         self._numbers = numbers
         self._most = most
-        self._by_name: OrderedDict[str, CallerUse] = OrderedDict()
+        self._by_name: OrderedDict[str, Use] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def of(self, name: str) -> CallerUse:
+    def of(self, name: str) -> Use:
         """Return the use of this caller. One that was forgotten begins like a new client, also while its requests run."""
         use = self._by_name.get(name)
         if use is None:
-            use = self._by_name[name] = CallerUse(next(self._numbers))
+            use = self._by_name[name] = Use(next(self._numbers))
             if len(self._by_name) > self._most:
                 self._by_name.popitem(last=False)
         else:
             self._by_name.move_to_end(name)
         return use
-
-
-class KeyUse:
-    """The requests of all sessions of one key. It outlives the sessions: reconnecting does not free a key's credit."""
-
-    __slots__ = ("held_bytes", "number", "requests", "sessions")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        """The scheduler's number of this key."""
-        self.sessions = 0
-        self.requests = 0
-        """Requests without a terminal reply."""
-        self.held_bytes = 0
-        """Bytes of those requests' tensors."""
-
-    def __repr__(self) -> str:
-        return f"<key: {self.sessions} sessions, {self.requests} requests, {self.held_bytes} bytes>"
 
 
 class ClientSession(PeerLink):
@@ -177,7 +164,7 @@ class ClientSession(PeerLink):
         answered: ClientReplies,
         peer: bytes,
         now: float,
-        key_use: KeyUse | None = None,
+        key_use: Use | None = None,
     ) -> None:
         super().__init__(peer, now)
         self.heard_by = peer
@@ -242,7 +229,7 @@ class Sessions:
         self._key_bytes = settings.windows_per_key * settings.window_bytes
         self._caller_requests = max(1, settings.window_requests // CREDIT_PER_CALLER)
         self._caller_bytes = settings.window_bytes // CREDIT_PER_CALLER
-        self._keys: dict[str, KeyUse] = {}
+        self._keys: dict[str, Use] = {}
         """Every key that was ever used here. The operator's lists of keys limit their number."""
         self._numbers = count()
         self.callers = Callers(self._numbers, settings.max_clients)
@@ -256,7 +243,7 @@ class Sessions:
     def __len__(self) -> int:
         return len(self.by_client)
 
-    def excess(self, session: ClientSession, caller: CallerUse | None, nbytes: int) -> str | None:
+    def excess(self, session: ClientSession, caller: Use | None, nbytes: int) -> str | None:
         """Name the limit that one more request of `nbytes` bytes exceeds; None if it exceeds none.
 
         A caller may always have one request, of any size that a client may send.
@@ -281,7 +268,7 @@ class Sessions:
         key = client[1]
         use = None
         if key is not None and (use := self._keys.get(key)) is None:
-            use = self._keys[key] = KeyUse(next(self._numbers))
+            use = self._keys[key] = Use(next(self._numbers))
         if len(self.by_client) >= self._max_sessions or self._is_at_cap(use):
             return None
         number = next(self._numbers) if use is None else use.number
@@ -308,7 +295,7 @@ class Sessions:
         ]
         return min(absent, key=lambda session: session.heard_at, default=None)
 
-    def _is_at_cap(self, use: KeyUse | None) -> bool:
+    def _is_at_cap(self, use: Use | None) -> bool:
         return use is not None and use.sessions >= self._max_per_key
 
     def move(self, session: ClientSession, peer: bytes) -> None:

@@ -59,8 +59,8 @@ class HttpError(Exception):
 
 Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
 """Answers one request; cancelled when its connection is closed. Raises `HttpError` for what it refuses."""
-Admission = Callable[[HttpRequest], str]
-"""Returns the caller of a request whose body has not been read yet. Raises `HttpError` for what it refuses."""
+Admission = Callable[[HttpRequest], tuple[str, Handler]]
+"""Returns the caller of a request whose body has not been read yet, and its handler. Raises `HttpError`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

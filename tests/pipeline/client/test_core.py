@@ -235,7 +235,7 @@ def test_while_it_closes_each_thing_is_taken_or_refused_once() -> None:
     start.wait()
     taken: list[Posted] = []
     while len(taken) < 300:
-        queue = inbox.take()
+        queue = inbox.items
         while queue:
             taken.append(queue.popleft())
     inbox.close()
@@ -255,7 +255,7 @@ async def test_a_post_from_another_thread_wakes_the_core_and_a_second_one_does_n
         await trio.to_thread.run_sync(inbox.post, item)
         await trio.testing.wait_all_tasks_blocked()
         assert taken == turns
-    assert items == list(inbox.take())
+    assert items == list(inbox.items)
 
 
 async def test_a_wake_up_that_finds_nothing_does_not_keep_the_next_post_waiting() -> None:

@@ -25,8 +25,8 @@ from shapestream.errors import (
 from shapestream.gateway.json_text import MOST_JSON_BYTES, LongSteps
 from shapestream.gateway.options import text_services
 from shapestream.gateway.routes import TextRoutes
-from shapestream.gateway.tokens import Tokens
 from shapestream.web.messages import HttpRequest, HttpResponse
+from shapestream.web.tokens import Tokens
 
 TOLD = json.loads(files("shapestream.gateway").joinpath("openapi.json").read_text())
 """The description, with the pages of all services."""

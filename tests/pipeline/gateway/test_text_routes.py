@@ -15,8 +15,8 @@ from shapestream.errors import Overloaded, TooLarge
 from shapestream.gateway.json_text import LongSteps
 from shapestream.gateway.options import text_services
 from shapestream.gateway.routes import TextRoutes
-from shapestream.gateway.tokens import Tokens
 from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
+from shapestream.web.tokens import Tokens
 
 BOTH = {"openai": ["sentences", "listed", "numbers", "gone"], "tei": "sentences"}
 TEXTS = ["", "banana", "😀"]
