@@ -288,7 +288,7 @@ class Session:
             return Unavailable(f"no server answered at {self._server}{self._trouble}")
         if not self._link.is_open:
             return DeadlineExceeded(f"no server answers at {self._server}{self._trouble}")
-        if not self.in_flight.is_waiting(ticket):
+        if ticket.id not in self.in_flight.waiting:
             return DeadlineExceeded("the server's answer did not come in time")
         return DeadlineExceeded(NEVER_SENT if self.in_flight.held_at is None else _DRAINED)
 

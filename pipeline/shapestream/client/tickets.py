@@ -442,10 +442,6 @@ class InFlight:
         """Return all tickets of one kind, in order of submission."""
         return [ticket for ticket in self.tickets.values() if type(ticket) is kind]
 
-    def is_waiting(self, ticket: Question) -> bool:
-        """Tell whether a request has not been sent."""
-        return ticket.id in self.waiting
-
     def expired(self, now: float) -> Iterator[Question]:
         """Yield the tickets whose deadline has come and that a caller waits for."""
         while self.deadlines[0][0] <= now:

@@ -105,7 +105,7 @@ class InferenceService:
         self.client = client
         self._tokens = tokens
         self._default_priority_level = default_priority_level
-        self._streams = OpenStreams(self)
+        self.streams = OpenStreams(self)
 
     def handlers(self) -> dict[str, dict[str, grpc.RpcMethodHandler]]:
         """Return the handler of each call, by the names of its service and of the call."""
@@ -126,10 +126,6 @@ class InferenceService:
             # No Watch: each would hold a thread, and clients that get UNIMPLEMENTED for it go on without.
             HEALTH_SERVICE: {"Check": _page_handler(self._health, protocol.HealthCheckRequest)},
         }
-
-    def end_streams(self) -> None:
-        """End each stream as soon as all of its requests are answered, by UNAVAILABLE."""
-        self._streams.end()
 
     # ---------------------------------------------------------------- pages about the server
 
@@ -244,7 +240,7 @@ class InferenceService:
 
     def _stream(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
-            yield from self._streams.answers(messages, context)
+            yield from self.streams.answers(messages, context)
         except RequestError as error:
             refuse(context, error)
         except Exception:  # as in `_answering`

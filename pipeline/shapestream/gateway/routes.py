@@ -91,13 +91,14 @@ class Routes:
         self._long_steps = LongSteps()
         self._texts = TextRoutes(client, services or TextServices(), self._long_steps, self._model_ready)
         self._open_to_all = frozenset((*OPEN_TO_ALL, *self._texts.open_to_all))
-        self._pages: dict[str, tuple[str, Page]] = {
-            "/v2": ("GET", self._server),
-            "/v2/health/live": ("GET", self._live),
-            "/v2/health/ready": ("GET", self._ready),
-            "/v2/models/stats": ("GET", self._all_statistics),
-            "/v2/repository/index": ("POST", self._index),
-            "/openapi.json": ("GET", self._openapi),
+        self._pages: dict[str, Methods] = {
+            "/v2": {"GET": self._server},
+            "/v2/health/live": {"GET": self._live},
+            "/v2/health/ready": {"GET": self._ready},
+            "/v2/models/stats": {"GET": self._all_statistics},
+            "/v2/repository/index": {"POST": self._index},
+            "/openapi.json": {"GET": self._openapi},
+            **self._texts.pages,
         }
         self._model_pages: dict[str, tuple[str, ModelPage]] = {
             "": ("GET", self._metadata),
@@ -141,11 +142,8 @@ class Routes:
 
     def _found(self, path: str) -> Methods:
         """Return the methods of a path, and their handlers."""
-        if (found := self._pages.get(path)) is not None:
-            method, page = found
-            return {method: page}
-        if (methods := self._texts.found(path)) is not None:
-            return methods
+        if (found := self._pages.get(path) or self._texts.page_of_model(path)) is not None:
+            return found
         match path.split("/"):
             case ["", "v2", "models", model, "versions", version, *rest] if version:
                 pass
@@ -189,11 +187,13 @@ class Routes:
     def _description(self) -> HttpResponse:
         """The description of the interface, without the paths of services that are not configured."""
         told = read_object(files("shapestream.gateway").joinpath("openapi.json").read_bytes())
-        told["paths"] = {path: page for path, page in told["paths"].items() if self._is_served(path)}
+        served = (f"{MODELS}{{model}}",) if "/v1/models" in self._pages else ()
+        told["paths"] = {
+            path: page
+            for path, page in told["paths"].items()
+            if path in self._pages or path in served or path.startswith("/v2/models/")
+        }
         return _page(told)
-
-    def _is_served(self, path: str) -> bool:
-        return path in self._pages or path.startswith("/v2/models/") or path in self._texts.paths
 
     async def _counters(self, seconds: float) -> dict[str, Any]:
         try:
@@ -283,17 +283,15 @@ class TextRoutes:
         self._steps = steps
         self._ready = ready
         self._openai = {name: TextCalls(client, service) for name, service in services.openai.items()}
-        self._openai_pages: dict[str, Methods] = {}
+        self.pages: dict[str, Methods] = {}
+        """The paths, except those that name a model."""
         if services.openai:
-            self._openai_pages = {
-                "/v1/embeddings": {"POST": self._embeddings},
-                "/v1/models": {"GET": self._models},
-            }
-        self._tei_pages: dict[str, Methods] = {}
+            self.pages = {"/v1/embeddings": {"POST": self._embeddings}, "/v1/models": {"GET": self._models}}
+        self._tei_paths: frozenset[str] = frozenset()
         if (tei := services.tei) is not None:
             calls = TextCalls(client, tei)
             health, embed = partial(self._health, tei.name), partial(self._embed, calls)
-            self._tei_pages = {
+            pages: dict[str, Methods] = {
                 "/": {"POST": embed, "GET": health},
                 "/embed": {"POST": embed},
                 "/embed_sparse": {"POST": partial(self._embed_sparse, calls)},
@@ -301,23 +299,22 @@ class TextRoutes:
                 "/info": {"GET": partial(self._info, tei.name, calls)},
                 "/health": {"GET": health},
             }
-        self.open_to_all = TEI_OPEN_TO_ALL if self._tei_pages else ()
+            self._tei_paths = frozenset(pages)
+            self.pages |= pages
+        self.open_to_all = TEI_OPEN_TO_ALL if self._tei_paths else ()
         """Paths that ask for no token where they are read."""
-        model_pages = (f"{MODELS}{{model}}",) if services.openai else ()
-        self.paths = frozenset((*self._openai_pages, *model_pages, *self._tei_pages))
-        """The paths that are served, as the description of the interface (openapi.json) has them."""
 
-    def found(self, path: str) -> Methods | None:
-        """Return the methods of a path, or None for one that is not served here."""
+    def page_of_model(self, path: str) -> Methods | None:
+        """Return the methods of a path that names a model; None for any other."""
         if self._openai and path.startswith(MODELS):
             return {"GET": partial(self._model, path.removeprefix(MODELS))}
-        return self._openai_pages.get(path) or self._tei_pages.get(path)
+        return None
 
     def form_of(self, path: str) -> ErrorForm | None:
         """Return the form of errors at a path; None for the common one."""
         if self._openai and path.startswith("/v1/"):
             return openai_error
-        return tei_error if path in self._tei_pages else None
+        return tei_error if path in self._tei_paths else None
 
     # ---------------------------------------------------------------- OpenAI
 

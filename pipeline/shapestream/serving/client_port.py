@@ -454,7 +454,7 @@ class ClientPort:
         While the port has unread messages no session counts as silent, since they may be its own.
         """
         self._egress.kept.expire(now)
-        read_empty = self._inbox.read_empty
+        read_empty = self._socket.drained  # only then is a quiet client silent, and not just unread
         for session in self.sessions:
             if read_empty and now - session.heard_at > self._settings.client_silence_s:
                 self._end(session, "silent", now)

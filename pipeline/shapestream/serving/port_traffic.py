@@ -271,11 +271,6 @@ class Inbox:
     def __repr__(self) -> str:
         return f"<inbox: {len(self._fresh)} fresh connections, {len(self._backlogged)} backlogged>"
 
-    @property
-    def read_empty(self) -> bool:
-        """Tell whether all arrived messages were read. Only then is a quiet peer silent, and not just unread."""
-        return self._socket.drained
-
     async def run(self) -> None:
         """Serve until cancelled. This task serves the messages that the socket's watcher does not find."""
         self._socket.on_messages = self._watched

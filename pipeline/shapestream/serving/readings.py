@@ -154,7 +154,7 @@ class Readings:
             peers_refused=self._peers_refused(),
             audit=self.audits.to_dict(),
             chains=sorted(self.models.chains),
-            room=self.dispatcher.room,
+            room=self.dispatcher.desk.room.statistics(),
         )
 
     def statistics(self) -> Slices[dict[str, Any]]:
@@ -194,7 +194,7 @@ class Readings:
         return {slot.worker for slot in self.dispatcher.slots.values()}
 
     def _configured_workers(self) -> list[ConfiguredWorker]:
-        owner = None if self.worker_port is None else self.worker_port.owner
+        owner = None if self.worker_port is None else self.worker_port.processes.owner
         if owner is None:
             return []
         memory = owner.memory_bytes()

@@ -116,11 +116,18 @@ class Server:
         self._last_minute = LastMinute(self._counters, started)
         self._cost_keeper = None if cost_cache is None else CostKeeper(cost_cache)
         self._scheduler = _scheduler_of(settings, self._cost_keeper)
+        request_ids = count(1)
+        desk = ChainDesk(
+            models,
+            request_ids,
+            max_requests=settings.max_queued_requests,
+            max_bytes=settings.max_queued_bytes,
+        )
         self._stories = Stories(
             self._scheduler.troubles,
-            lambda: self._dispatcher.batches,
+            lambda: self._scheduler.batches,
             self._labels_of,
-            lambda number: self._dispatcher.chain_of(number),  # noqa: PLW0108 - the dispatcher comes later
+            desk.requests,
         )
         trace = None if settings.record_trace is None else TraceRecorder(Path(settings.record_trace))
         self._journal = Journal(self._counters, trace)
@@ -133,7 +140,6 @@ class Server:
         )
 
         outgoing = Outgoing(clients, "clients", self._counters, codec_of(Role.SERVER_OF_CLIENTS))
-        request_ids = count(1)
         egress = Egress(outgoing, kept, Ends(*self._observers(audits)))
         self._dispatcher = Dispatcher(
             self._scheduler,
@@ -143,12 +149,7 @@ class Server:
             prefetch=settings.prefetch,
             quarantine=Quarantine(settings.quarantine_requests, settings.quarantine_s),
             audits=audits,
-            desk=ChainDesk(
-                models,
-                request_ids,
-                max_requests=settings.max_queued_requests,
-                max_bytes=settings.max_queued_bytes,
-            ),
+            desk=desk,
         )
         self._auditor = Auditor(audits, self._dispatcher, folder)
         self.readings = Readings(
@@ -243,7 +244,7 @@ class Server:
             {(group, how): 0 for group in groups.values() for how in ("died", "ended")}
         )
         if self._worker_port is not None:
-            self._worker_port.owner = owner
+            self._worker_port.processes.owner = owner
 
     async def worker_ended(self, worker: str, *, died: bool, group: int = 0) -> LastState:
         """Run the batches of a worker whose process has ended on other slots, without waiting for `worker_silence_s`.

@@ -93,7 +93,7 @@ class Bench:
             lambda number: self.troubles.get(number, []),
             lambda: self.running,
             lambda model: slots_of,
-            lambda number: None,
+            {},
         )
         self._ends = Ends(self.stories)
         self._batches = 0

@@ -311,7 +311,7 @@ def test_an_engines_words_that_are_no_utf_8_keep_no_span_back() -> None:
     record = dataclasses.replace(record, tags=parent(1))
     memory = InMemorySpanExporter()
     tracer = RequestTracer(memory)
-    tracer.follow(Stories(lambda request: [], dict, lambda model: [], lambda number: None))
+    tracer.follow(Stories(lambda request: [], dict, lambda model: [], {}))
     message = "bad \ud800 data"
     action = FailRequest(request=record, code="model_error", message=message)
     tracer.ended(
