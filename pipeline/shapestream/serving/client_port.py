@@ -346,14 +346,14 @@ class ClientPort:
 
         A number that was refused before has not run, leaves no record, and does not come here.
         """
-        sequence, answered, layout = entry.sequence, session.answered, entry.tensors.layout
+        sequence, answered, known_by = entry.sequence, session.answered, (entry.model, entry.tensors.layout)
         if (record := session.running.get(sequence)) is not None:
-            if (record.served.number, record.tensors.layout) == (entry.model, layout):
+            if record.known_by == known_by:
                 self._statistics.duplicates += 1
                 return
             code, text = Conflict.code, f"{_CONFLICT}, which is being worked on"
         elif sequence in answered.replies:
-            reply = answered.reply_to(sequence, entry.model, layout)
+            reply = answered.reply_to(sequence, known_by)
             if reply is not None:
                 self._egress.repeat(session, reply)
                 return

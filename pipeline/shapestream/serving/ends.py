@@ -249,7 +249,7 @@ class Egress:
             session, sequence = record.session, record.sequence
             result = ResultEntry(sequence=sequence, timings=timings, tensors=tensors)
             say(session, result)
-            keep(session.answered, sequence, record.served.number, record.tensors.layout, result)
+            keep(session.answered, sequence, record.known_by, result)
 
     def deliver_chain(
         self, record: RequestRecord, tensors: Tensors, began: float, label: str, now: float
@@ -267,9 +267,7 @@ class Egress:
         )
         result = ResultEntry(sequence=record.sequence, timings=timings, tensors=tensors)
         self.outgoing.say(record.session, result)
-        self.kept.keep(
-            record.session.answered, record.sequence, record.served.number, record.tensors.layout, result
-        )
+        self.kept.keep(record.session.answered, record.sequence, record.known_by, result)
 
     def fail(self, record: RequestRecord, action: FailRequest, *, may_have_run: bool) -> Failure:
         """Reply to an admitted request that ends without a result. `may_have_run`: and must not run twice."""
@@ -308,9 +306,7 @@ class Egress:
         self.outgoing.say(session, reply)
 
     def _keep(self, record: RequestRecord, failure: Failure) -> None:
-        self.kept.keep(
-            record.session.answered, record.sequence, record.served.number, record.tensors.layout, failure
-        )
+        self.kept.keep(record.session.answered, record.sequence, record.known_by, failure)
 
 
 def told_code(code: str, *, may_have_run: bool) -> str:

@@ -65,6 +65,11 @@ class RequestRecord(Arrival):
     parent: Parent | None = None
     """The chain's request."""
 
+    @property
+    def known_by(self) -> tuple[int, Layout]:
+        """The number of the model, and the layout: by these, another request with the same number is recognised."""
+        return self.served.number, self.tensors.layout
+
     def of_stage(
         self, id_: int, served: ServedModel, shape: RequestShape, part: StageRequest, now: float
     ) -> RequestRecord:
@@ -335,8 +340,8 @@ class _KeptReply(NamedTuple):
     It is a named tuple because one is made per request: a frozen dataclass takes a microsecond longer.
     """
 
-    model: int
-    layout: Layout
+    known_by: tuple[int, Layout]
+    """As `RequestRecord.known_by`."""
     reply: ResultEntry | Failure
     nbytes: int
     given_at: float
@@ -359,13 +364,13 @@ class ClientReplies:
         """Tell whether a request with this number may have been answered."""
         return sequence < self.below or sequence in self.replies
 
-    def reply_to(self, sequence: int, model: int, layout: Layout) -> ResultEntry | Failure | None:
+    def reply_to(self, sequence: int, known_by: tuple[int, Layout]) -> ResultEntry | Failure | None:
         """Return the reply to this request; None if the number's reply answered one of another model or layout.
 
         Raises KeyError if no reply to this number is kept.
         """
         kept = self.replies[sequence]
-        return kept.reply if (kept.model, kept.layout) == (model, layout) else None
+        return kept.reply if kept.known_by == known_by else None
 
     def pass_by(self, sequence: int) -> None:
         """Count this number, and those below it, as answered."""
@@ -418,11 +423,10 @@ class KeptReplies:
         self,
         answered: ClientReplies,
         sequence: int,
-        model: int,
-        layout: Layout,
+        known_by: tuple[int, Layout],
         reply: ResultEntry | Failure,
     ) -> None:
-        """Keep the reply to this client's request for this model with this layout."""
+        """Keep the reply to this client's request."""
         nbytes = OVERHEAD_NBYTES
         if type(reply) is ResultEntry:
             for buffer in reply.tensors.buffers:
@@ -430,7 +434,7 @@ class KeptReplies:
         if nbytes > self._max_bytes:
             answered.pass_by(sequence)
             return
-        row = model, layout, reply, nbytes, self._now
+        row = known_by, reply, nbytes, self._now
         # One is made per request: this takes a third of the time of `_KeptReply(*row)`.
         answered.replies[sequence] = tuple.__new__(_KeptReply, row)
         answered.nbytes += nbytes

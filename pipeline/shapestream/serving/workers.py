@@ -77,48 +77,27 @@ class WorkerState(Enum):
     GONE = "gone"
 
 
+def _to(after: WorkerState, *before: WorkerState) -> dict[WorkerState, WorkerState]:
+    return dict.fromkeys(before, after)
+
+
+def _kept(*states: WorkerState) -> dict[WorkerState, WorkerState]:
+    return {state: state for state in states}
+
+
+_S = WorkerState
 CONNECTED_WORKER_TABLE: Final[dict[str, dict[WorkerState, WorkerState]]] = {
-    "serve": {WorkerState.GREETING: WorkerState.SERVING},
-    "drain": {
-        WorkerState.GREETING: WorkerState.DRAINING,
-        WorkerState.SERVING: WorkerState.DRAINING,
-        WorkerState.DRAINING: WorkerState.DRAINING,
-        WorkerState.LEAVING: WorkerState.LEAVING,
-        WorkerState.UNREACHABLE: WorkerState.UNREACHABLE,
-        WorkerState.CONDEMNED: WorkerState.CONDEMNED,
-    },
-    "say goodbye": {
-        WorkerState.GREETING: WorkerState.LEAVING,
-        WorkerState.SERVING: WorkerState.LEAVING,
-        WorkerState.DRAINING: WorkerState.LEAVING,
-        WorkerState.LEAVING: WorkerState.LEAVING,
-        WorkerState.UNREACHABLE: WorkerState.LEAVING,
-        WorkerState.CONDEMNED: WorkerState.CONDEMNED,
-    },
-    "lose touch": {
-        WorkerState.GREETING: WorkerState.UNREACHABLE,
-        WorkerState.SERVING: WorkerState.UNREACHABLE,
-        WorkerState.DRAINING: WorkerState.UNREACHABLE,
-        WorkerState.LEAVING: WorkerState.LEAVING,
-        WorkerState.UNREACHABLE: WorkerState.UNREACHABLE,
-        WorkerState.CONDEMNED: WorkerState.CONDEMNED,
-    },
-    "condemn": {
-        WorkerState.SERVING: WorkerState.CONDEMNED,
-        WorkerState.DRAINING: WorkerState.CONDEMNED,
-        WorkerState.LEAVING: WorkerState.CONDEMNED,
-        WorkerState.UNREACHABLE: WorkerState.CONDEMNED,
-        WorkerState.CONDEMNED: WorkerState.CONDEMNED,
-    },
-    "end": {
-        WorkerState.GREETING: WorkerState.GONE,
-        WorkerState.SERVING: WorkerState.GONE,
-        WorkerState.DRAINING: WorkerState.GONE,
-        WorkerState.LEAVING: WorkerState.GONE,
-        WorkerState.UNREACHABLE: WorkerState.GONE,
-        WorkerState.CONDEMNED: WorkerState.GONE,
-    },
+    "serve": _to(_S.SERVING, _S.GREETING),
+    "drain": _to(_S.DRAINING, _S.GREETING, _S.SERVING)
+    | _kept(_S.DRAINING, _S.LEAVING, _S.UNREACHABLE, _S.CONDEMNED),
+    "say goodbye": _to(_S.LEAVING, _S.GREETING, _S.SERVING, _S.DRAINING, _S.LEAVING, _S.UNREACHABLE)
+    | _kept(_S.CONDEMNED),
+    "lose touch": _to(_S.UNREACHABLE, _S.GREETING, _S.SERVING, _S.DRAINING)
+    | _kept(_S.LEAVING, _S.UNREACHABLE, _S.CONDEMNED),
+    "condemn": _to(_S.CONDEMNED, _S.SERVING, _S.DRAINING, _S.LEAVING, _S.UNREACHABLE, _S.CONDEMNED),
+    "end": _to(_S.GONE, *[state for state in _S if state is not _S.GONE]),
 }
+"""The state that follows each, by the name of a change."""
 
 
 MAX_REMEMBERED = 4096

@@ -46,7 +46,7 @@ def kept_replies(*, max_bytes: int = 1 << 20, max_age_s: float = 60.0, max_repli
 def keep(kept: KeptReplies, answered: ClientReplies, *sequences: int, nbytes: int = 0) -> None:
     """Replies to these; the books balance after each."""
     for sequence in sequences:
-        kept.keep(answered, sequence, 0, QUESTION.layout, result(sequence, nbytes))
+        kept.keep(answered, sequence, (0, QUESTION.layout), result(sequence, nbytes))
         kept.check_invariants()
 
 
@@ -55,13 +55,13 @@ def test_a_reply_is_found_for_the_same_model_and_layout_only() -> None:
     kept = kept_replies()
     answered = kept.of(A)
     keep(kept, answered, 5)
-    assert result(5) == answered.reply_to(5, 0, QUESTION.layout)
-    assert answered.reply_to(5, 1, QUESTION.layout) is None
-    assert answered.reply_to(5, 0, tensors(b"ab").layout) is None
-    assert answered.reply_to(5, 0, ((0, "i8", (3,)),)) is None
+    assert result(5) == answered.reply_to(5, (0, QUESTION.layout))
+    assert answered.reply_to(5, (1, QUESTION.layout)) is None
+    assert answered.reply_to(5, (0, tensors(b"ab").layout)) is None
+    assert answered.reply_to(5, (0, ((0, "i8", (3,)),))) is None
     failure = Failure(sequence=6, code="model_error", message="no", retryable=False, retry_after_ms=None)
-    kept.keep(answered, 6, 0, QUESTION.layout, failure)
-    assert failure == answered.reply_to(6, 0, QUESTION.layout)
+    kept.keep(answered, 6, (0, QUESTION.layout), failure)
+    assert failure == answered.reply_to(6, (0, QUESTION.layout))
     assert 2 * OVERHEAD_NBYTES == kept.nbytes
 
 
@@ -112,7 +112,7 @@ def test_room_is_made_for_many_replies_at_once_by_those_that_hold_most() -> None
     keep(kept, single, 1)
     for sequence in range(16):
         for answered in many:
-            kept.keep(answered, sequence, 0, QUESTION.layout, result(sequence))
+            kept.keep(answered, sequence, (0, QUESTION.layout), result(sequence))
     kept.check_invariants()
     assert 32 <= len(kept) <= 56
     assert all(15 in answered.replies for answered in many)
@@ -138,7 +138,7 @@ def test_to_drop_a_reply_takes_as_long_however_many_were_dropped_before() -> Non
     kept = kept_replies(max_bytes=most * OVERHEAD_NBYTES, max_replies=most)
     answered = kept.of(A)
     for sequence in range(most):
-        kept.keep(answered, sequence, 0, EMPTY.layout, GONE)
+        kept.keep(answered, sequence, (0, EMPTY.layout), GONE)
     kept.expire(60.0)
     kept.check_invariants()
     assert (0, most) == (len(kept), answered.below)
@@ -155,7 +155,7 @@ def test_clients_that_left_are_remembered_up_to_a_number_and_those_without_answe
     kept.expire(1.0)
     assert {} == kept._by_client
     for name in names[: MAX_ABSENT + 1]:
-        kept.keep(kept.of(name), 1, 0, QUESTION.layout, result(1))
+        kept.keep(kept.of(name), 1, (0, QUESTION.layout), result(1))
         kept.left(name)
     kept.check_invariants()
     assert [False, True] == [kept.of(name).knows(1) for name in names[:2]]
@@ -186,9 +186,9 @@ class Books(RuleBasedStateMachine):
             st.integers(0, 60).filter(lambda number: number not in ended), label="a number that is free"
         )
         ended.add(sequence)
-        self.kept.keep(answered, sequence, 0, QUESTION.layout, result(sequence, nbytes))
+        self.kept.keep(answered, sequence, (0, QUESTION.layout), result(sequence, nbytes))
         if sequence in answered.replies:
-            assert result(sequence, nbytes) == answered.reply_to(sequence, 0, QUESTION.layout)
+            assert result(sequence, nbytes) == answered.reply_to(sequence, (0, QUESTION.layout))
 
     @precondition(lambda self: self.present)
     @rule(data=st.data())
