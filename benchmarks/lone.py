@@ -31,8 +31,7 @@ from benchmarks.processes import Child, child_process, cpu_s
 from benchmarks.raw_client import RawClient, connect_dealer
 from benchmarks.report import Figure, Report, median_ratio, median_us, print_reports
 from shapestream import aio, blocking
-from shapestream.transport.curve import CallerKeys
-from shapestream.transport.curve_keys import new_key_pair, write_key_pair
+from shapestream.transport.curve_keys import CallerKeys, new_key_pair, write_key_pair
 from shapestream.wire.codec import encode
 from shapestream.wire.messages import RequestEntry
 from shapestream_engine.layout import Tensors

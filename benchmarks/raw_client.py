@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import zmq
 
 from benchmarks.bare_echo import COPY_BELOW_BYTES
-from shapestream.transport.curve import CallerKeys
+from shapestream.transport.curve_keys import CallerKeys
 from shapestream.wire.codec import decode, encode
 from shapestream.wire.messages import (
     Entry,

@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 from shapestream import aio, blocking
 from shapestream.client.async_face import Client, Stream
-from shapestream.client.results import Failed, Result
+from shapestream.client.opened_models import Failed, Result
 from shapestream.client.trio_client import connect
 from shapestream.errors import (
     AlreadyAnswered,

@@ -37,7 +37,7 @@ OPTIONAL = {
     "prometheus_client": "pipeline/shapestream/serving/admin_pages.py",
     "opentelemetry": (
         "pipeline/shapestream/serving/tracing.py",
-        "pipeline/shapestream/client/request_tags.py",
+        "pipeline/shapestream/client/tickets.py",
     ),
 }
 

@@ -26,7 +26,7 @@ from tests.e2e.poison import ENDS, poisonous
 from tests.e2e.slopes import trend
 
 from shapestream import blocking
-from shapestream.client.results import Failed
+from shapestream.client.opened_models import Failed
 
 SERVER = ", worker_silence_s: 60, kept_bytes: 1 MiB"
 # What the server may grow by over a run after its warm-up: the allocator meets its worst moment late.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.e2e.importable.widest import INPUTS
 
-from shapestream.client.results import Failed
+from shapestream.client.opened_models import Failed
 from shapestream.errors import TooLarge
 
 pytestmark = pytest.mark.e2e

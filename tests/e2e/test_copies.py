@@ -20,9 +20,8 @@ import shapestream
 from shapestream.serving import slot_threads
 from shapestream.serving.server import serve
 from shapestream.settings import ServerSettings
-from shapestream.transport.blocking_dealer import BlockingDealer
-from shapestream.transport.dealer import DealerSocket
-from shapestream.transport.zeromq import RouterSocket
+from shapestream.transport.router import RouterSocket
+from shapestream.transport.zeromq import BlockingDealer, DealerSocket
 from shapestream_engine.batch import BatchInputs, BatchReport
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model
 from shapestream_engine.slot import Runner

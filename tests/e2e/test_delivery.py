@@ -17,7 +17,7 @@ from tests.e2e.conftest import PATIENCE_S
 from tests.pipeline.serving.raw_peer import RawPeer
 
 import shapestream
-from shapestream.transport.dealer import DealerSocket
+from shapestream.transport.zeromq import DealerSocket
 from shapestream.wire.messages import Failure, Goodbye, OpenModel, RequestEntry, ResultEntry
 from shapestream_engine.layout import Tensors
 
@@ -67,15 +67,15 @@ async def raw_session(address: str, client: bytes = b"c" * 16) -> AsyncIterator[
         socket.close()
 
 
-def noted(sequence: int, value: float) -> RequestEntry:
+def noted(sequence: int, value: float, rows: int = 1) -> RequestEntry:
     """A request whose tensors, and those of its result, are too large to travel inline."""
-    x = np.full((1, 4000), value, np.float32)
+    x = np.full((rows, 4000), value, np.float32)
     tensors = Tensors(layout=((0, "f32", x.shape),), buffers=(x.tobytes(),))
     return RequestEntry(sequence=sequence, model=0, remaining_ms=None, priority=0, tensors=tensors)
 
 
 def test_a_kept_reply_is_given_on_any_connection_and_the_model_ran_once(workplace: Any) -> None:
-    """The frames that came from the worker are sent a second and a third time; another payload gets none of them."""
+    """The frames that came from the worker are sent a second and a third time; another shape gets none of them."""
     served = workplace.serve(ONE_WORKER)
     workplace.open_gate()
 
@@ -85,7 +85,7 @@ def test_a_kept_reply_is_given_on_any_connection_and_the_model_ran_once(workplac
             async with raw_session(served.address) as peer:
                 peer.say(noted(1, 21))
                 results.append(await peer.hear(ResultEntry))
-                peer.say(noted(1, 22))
+                peer.say(noted(1, 22, rows=2))
                 assert "conflict" == (await peer.hear(Failure)).code
         expected = np.full((1, 4000), 42, np.float32).tobytes()
         assert [expected] * 3 == [bytes(result.tensors.buffers[0]) for result in results]

@@ -17,12 +17,9 @@ import pytest
 import trio
 
 from shapestream.errors import OutboxFull, PeerGone
-from shapestream.transport.blocking_dealer import BlockingDealer
-from shapestream.transport.dealer import DealerSocket
-from shapestream.transport.interface import Addressed, Message
-from shapestream.transport.socket_options import SocketOptions
-from shapestream.transport.wake import Wake
-from shapestream.transport.zeromq import RouterSocket
+from shapestream.transport.interface import Addressed, Message, Wake
+from shapestream.transport.router import RouterSocket
+from shapestream.transport.zeromq import BlockingDealer, DealerSocket, SocketOptions
 
 MESSAGES = int(os.environ.get("MESSAGES", "6000"))
 """Messages in each direction, for each kind of client and address."""

@@ -15,7 +15,7 @@ import trio
 
 import shapestream
 from shapestream import aio
-from shapestream.client.results import Result
+from shapestream.client.opened_models import Result
 
 pytestmark = pytest.mark.e2e
 

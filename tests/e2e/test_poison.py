@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.importable.poisonous import CRASH, EXIT, HANG
 from tests.e2e.poison import ENDS, poisonous
 
-from shapestream.client.results import Failed
+from shapestream.client.opened_models import Failed
 
 pytestmark = pytest.mark.e2e
 

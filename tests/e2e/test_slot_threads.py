@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.e2e.importable.raising import END_THREAD, RAISED
 
-from shapestream.client.results import Failed
+from shapestream.client.opened_models import Failed
 from shapestream.errors import RequestError
 
 pytestmark = pytest.mark.e2e

@@ -21,7 +21,7 @@ from tests.e2e.string_models import PLACES, SERVED
 
 import shapestream
 from shapestream import aio
-from shapestream.client.results import Result
+from shapestream.client.opened_models import Result
 from shapestream.errors import InvalidRequest, TooLarge
 from shapestream.telemetry.trace import TraceReader
 
@@ -315,14 +315,16 @@ def test_http_gives_and_takes_json_and_binary_data(text_server: Any) -> None:
     connection.close()
 
 
-def test_a_resent_request_shares_its_reply_and_another_text_is_a_conflict(text_server: Any) -> None:
-    """Kept replies are found by the bytes of the strings."""
+def test_a_resent_request_shares_its_reply_and_texts_of_another_length_are_a_conflict(
+    text_server: Any,
+) -> None:
+    """Kept replies are found by the layout, which has the bytes of the strings."""
     raw = Raw(text_server.address)
     first = raw.ask([1, 1], lengths(1) + b"a")
     raw.sequence -= 1
     assert first == raw.ask([1, 1], lengths(1) + b"a")
     raw.sequence -= 1
-    assert [25, "conflict"] == raw.ask([1, 1], lengths(1) + b"b")[::3][:2]
+    assert [25, "conflict"] == raw.ask([1, 2], lengths(2) + b"bb")[::3][:2]
     raw.socket.close()
 
 

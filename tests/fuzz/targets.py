@@ -18,8 +18,8 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from shapestream.errors import ConfigurationError, ProtocolError, RequestError
-from shapestream.gateway.grpc_call import status_of
 from shapestream.gateway.grpc_messages import read_inputs, read_message, read_outputs, split_raw
+from shapestream.gateway.grpc_service import status_of
 from shapestream.gateway.model_pages import check_version
 from shapestream.gateway.open_inference_pb2 import ModelInferRequest
 from shapestream.gateway.openai_api import (
@@ -34,13 +34,12 @@ from shapestream.serving.served_models import ServedModels
 from shapestream.settings import load_settings
 from shapestream.slices import at_once
 from shapestream.web.answers import error_answer
-from shapestream.web.limits import HttpLimits
-from shapestream.web.messages import HttpError
+from shapestream.web.messages import HttpError, HttpLimits
 from shapestream.web.parser import ChunkedBodyParser, HeadParser
 from shapestream.wire.codec import decode, pack_messages
-from shapestream.wire.layouts import LayoutBook
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS, Limits
 from shapestream.wire.messages import BatchDone, Entry, Execute, RequestEntry, ResultEntry, Role, WorkerHello
+from shapestream.wire.tensor_entries import LayoutBook
 from shapestream_engine import string_arrays
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.element_types import dtype_of

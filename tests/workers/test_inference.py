@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shapestream.client.results import Result
+from shapestream.client.opened_models import Result
 from shapestream.errors import InvalidRequest
 from shapestream.testing import identity_signature, tensors_of
 from shapestream.wire.messages import ResultEntry as Answer

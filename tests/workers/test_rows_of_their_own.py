@@ -21,8 +21,7 @@ from shapestream.errors import ConfigurationError
 from shapestream.serving.server import serve
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ServerSettings, load_settings
-from shapestream.transport.blocking_dealer import BlockingDealer
-from shapestream.transport.dealer import DealerSocket
+from shapestream.transport.zeromq import BlockingDealer, DealerSocket
 from shapestream_engine import CompiledModel
 from shapestream_workers.models import compile_models
 from shapestream_workers.worker import Worker

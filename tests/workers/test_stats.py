@@ -10,8 +10,7 @@ from rich.console import Console
 
 from shapestream.errors import Forbidden
 from shapestream.slices import at_once
-from shapestream.telemetry.counters import ServerStatistics
-from shapestream.telemetry.last_minute import LastMinute
+from shapestream.telemetry.counters import LastMinute, ServerStatistics
 from shapestream_workers.stats import _spell, _spell_us, counters_of, drawing
 
 

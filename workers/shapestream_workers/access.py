@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 from collections.abc import Sequence
 from pathlib import Path
 
-from shapestream.transport.curve import CallerKeys, KeyRing, ServerSecurity
-from shapestream.transport.curve_keys import public_key, read_key_folder, read_key_pair
+from shapestream.transport.curve import KeyRing, ServerSecurity
+from shapestream.transport.curve_keys import CallerKeys, public_key, read_key_folder, read_key_pair
 
 log = structlog.get_logger()
 

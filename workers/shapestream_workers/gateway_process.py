@@ -20,9 +20,9 @@ import trio
 from shapestream.addresses import is_beyond_loopback
 from shapestream.errors import ConfigurationError
 from shapestream.gateway.options import TextServices
-from shapestream.gateway.tokens import read_tokens
 from shapestream.transport.guards import raise_descriptor_limit
 from shapestream.transport.http_listener import listen_at, place_of, reserve_at
+from shapestream.web.tokens import read_tokens
 from shapestream_workers import EXIT_OK
 from shapestream_workers.gateways import BACKLOG
 from shapestream_workers.interruption import handed_over
@@ -108,7 +108,7 @@ def run_http(
 ) -> int:
     """Speak HTTP until told to stop, and return the exit status. `inherited`: the number of a socket that listens."""
     from shapestream.gateway.gateway import GatewayOptions, run_gateway
-    from shapestream.web.limits import HttpLimits
+    from shapestream.web.messages import HttpLimits
 
     options = GatewayOptions(
         **request.forwarding(),

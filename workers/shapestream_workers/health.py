@@ -20,7 +20,7 @@ import zmq
 from shapestream_workers import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME
 
 if TYPE_CHECKING:
-    from shapestream.transport.curve import CallerKeys
+    from shapestream.transport.curve_keys import CallerKeys
 
 DEFAULT_TIMEOUT_S = 5.0
 # The wire protocol's version, and its kinds of entries.

@@ -15,7 +15,7 @@ import numpy as np
 import trio
 
 import shapestream
-from shapestream.client.results import Result
+from shapestream.client.opened_models import Result
 from shapestream.errors import InvalidRequest, ShapestreamError
 from shapestream.wire.tensor_frames import string_type_of
 from shapestream_engine.element_types import element_type_of

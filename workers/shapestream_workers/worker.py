@@ -25,8 +25,8 @@ from shapestream.errors import ProtocolError
 from shapestream.serving.slot_threads import News, SlotThreads, ThreadEnded
 from shapestream.transport.interface import Connection
 from shapestream.wire.codec import codec_of
-from shapestream.wire.liveness import Liveness, silence_of
 from shapestream.wire.messages import Heartbeat, Role
+from shapestream.wire.peers import Liveness, silence_of
 from shapestream_engine.layout import Buffer
 from shapestream_workers.worker_session import WorkerSession
 

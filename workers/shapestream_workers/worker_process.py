@@ -23,12 +23,9 @@ from shapestream.errors import ConfigurationError
 from shapestream.serving.allocator import keep_freed_memory
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import AdminSettings, LoadedSettings, WorkerGroupSettings
-from shapestream.transport.blocking_dealer import BlockingDealer
-from shapestream.transport.curve import CallerKeys
-from shapestream.transport.dealer import DealerSocket
-from shapestream.transport.interface import Connection
-from shapestream.transport.socket_options import SocketOptions
-from shapestream.transport.wake import Wake
+from shapestream.transport.curve_keys import CallerKeys
+from shapestream.transport.interface import Connection, Wake
+from shapestream.transport.zeromq import BlockingDealer, DealerSocket, SocketOptions
 from shapestream_engine.containers import allowed_cpus
 from shapestream_engine.machine import divide_cpus, resident_bytes
 from shapestream_workers import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME, EXIT_UNUSABLE

@@ -18,7 +18,6 @@ from typing import Any
 
 import structlog
 
-from shapestream.serving.peer_clock import PeerClock
 from shapestream.serving.slot_threads import (
     BatchWithdrawn,
     News,
@@ -31,7 +30,6 @@ from shapestream.serving.slot_threads import (
 from shapestream.telemetry.logging import LEVELS, change
 from shapestream.wire.codec import BadEntry, items_of
 from shapestream.wire.limits import MAX_WORKER_ITEMS
-from shapestream.wire.liveness import silence_of
 from shapestream.wire.messages import (
     WORKER_PROTOCOL,
     BatchFailedEntry,
@@ -49,6 +47,7 @@ from shapestream.wire.messages import (
     WorkerRefused,
     WorkerWelcome,
 )
+from shapestream.wire.peers import PeerClock, silence_of
 from shapestream_engine.batch import ErrorCode
 
 log = structlog.get_logger()

@@ -30,7 +30,7 @@ import trio
 
 from shapestream.client.calls import Answered, Asking, Calls
 from shapestream.client.core import Core
-from shapestream.client.results import Result
+from shapestream.client.opened_models import Result
 from shapestream.client.streaming import (
     Item,
     ItemOptions,

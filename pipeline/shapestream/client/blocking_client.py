@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, Unpack,
 from shapestream.client.calls import Answered, Asking, Calls, connects
 from shapestream.client.connector import Addresses, connector_for
 from shapestream.client.core import WITHDRAWN, Core, CoreThread, Withdraw, software
-from shapestream.client.link import LinkSettings
-from shapestream.client.opened_models import Model
-from shapestream.client.results import Result
+from shapestream.client.opened_models import Model, Result
+from shapestream.client.session import LinkSettings
 from shapestream.client.streaming import (
     Item,
     ItemOptions,

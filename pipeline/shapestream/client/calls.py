@@ -15,9 +15,7 @@ from inspect import cleandoc
 from typing import Any, TypeAlias, TypeVar
 
 from shapestream.client.core import Core
-from shapestream.client.opened_models import Model
-from shapestream.client.request_tags import tags_of
-from shapestream.client.results import Result
+from shapestream.client.opened_models import Model, Result
 from shapestream.client.tickets import (
     OpenTicket,
     Owner,
@@ -32,6 +30,7 @@ from shapestream.client.tickets import (
     outcome_of,
     stories_asked,
     stories_of,
+    tags_of,
 )
 from shapestream.wire.messages import ResultEntry as Answer
 from shapestream_engine.signature import ModelSignature
@@ -114,7 +113,7 @@ class Calls:
         core = self._core
         priority = checked_priority(priority)
         tags = tags_of(request_id, trace, caller)
-        due = deadline_at(core.clock, deadline)
+        due = None if deadline is None else deadline_at(core.clock, deadline)
         opened = core.models.get(model) or (yield from self._open(model, due))
         tensors, nbytes = opened.encode(inputs)
         ticket = RequestTicket(

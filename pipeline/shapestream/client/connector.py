@@ -82,9 +82,8 @@ def _dial_for(
         return address
     check_destination(address)
     # Only here: a client over memory endpoints loads no libzmq.
-    from shapestream.transport.curve import CallerKeys
-    from shapestream.transport.curve_keys import public_key, read_key_pair
-    from shapestream.transport.dealer import DealerSocket
+    from shapestream.transport.curve_keys import CallerKeys, public_key, read_key_pair
+    from shapestream.transport.zeromq import DealerSocket
 
     keys: CallerKeys | None = None
     if key is not None:

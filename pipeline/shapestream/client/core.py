@@ -34,13 +34,11 @@ from typing import TypeAlias, cast
 import trio
 
 from shapestream.client.connector import Connector
-from shapestream.client.link import LinkSettings
 from shapestream.client.opened_models import Model
-from shapestream.client.session import Session
+from shapestream.client.session import LinkSettings, Session
 from shapestream.client.tickets import AnyTicket, EndTicket, Owner, Question, RequestTicket, hand_back
 from shapestream.errors import Cancelled, InternalError, ProtocolError, RequestError, TransportError
-from shapestream.transport.interface import Connection, Message
-from shapestream.transport.wake import Wake
+from shapestream.transport.interface import Connection, Message, Wake
 from shapestream.wire.codec import decode, encode, pack_messages
 from shapestream.wire.messages import Entry, RequestEntry, Role
 
@@ -85,7 +83,7 @@ class SubmissionQueue:
         self._deliver = deliver
         self._take_turn = take_turn
         self.items: deque[Posted] = deque()
-        self._awake = False
+        self.awake = False
         """Whether a turn is due that has not begun: items posted until then need no further wake-up."""
         self._closed = False
         self._wake: Callable[[], object] | None = None
@@ -105,8 +103,8 @@ class SubmissionQueue:
         self.items.append(item)
         # Two threads may see False; then the core is woken twice. If a Ctrl-C strikes between the next two
         # lines, the core sleeps on: withdrawals therefore always wake it, and so does every heartbeat.
-        if not self._awake or type(item) is Withdraw or type(item) is WithdrawAll:
-            self._awake = True
+        if not self.awake or type(item) is Withdraw or type(item) is WithdrawAll:
+            self.awake = True
             self.wake()
         if self._closed:
             self._refuse_leftovers()
@@ -134,13 +132,8 @@ class SubmissionQueue:
     def has_items(self) -> bool:
         """Tell whether there is anything to take. If not, the next post wakes the core again."""
         if not self.items:
-            self._awake = False
+            self.awake = False
         return bool(self.items)  # again: it may have been posted in between, without a wake-up
-
-    def take(self) -> deque[Posted]:
-        """Return the queue itself, to be emptied in this turn, also of items that are posted meanwhile."""
-        self._awake = False
-        return self.items
 
     def close(self) -> None:
         """Refuse the items that are here, and those that will come."""
@@ -428,7 +421,8 @@ class Core:
         """Submit the posted tickets, and return those that were refused before: they need no server."""
         answered: list[AnyTicket] = []
         requests = 0
-        posted = self.submissions.take()
+        self.submissions.awake = False
+        posted = self.submissions.items  # also those that are posted meanwhile
         while posted:
             match item := posted.popleft():
                 case RequestTicket() if item.outcome is None:

@@ -21,18 +21,40 @@ What it promises:
 
 What it does not do: it reads no tensors, knows nothing of streams, and does not open connections. It asks for a new one
 (`Turn.reconnect`).
+
+The state of the connection (`Link`):
+
+    DOWN ──connected──> GREETING ──Welcome──> OPEN
+     ^                    │  ^                 │ │
+     │<──no Welcome───────┘  └────Unknown──────┘ │
+     │<──silence, unreadable answer──────────────┤
+     └<──a rest──── LEFT <────────Goodbye────────┘
+
+Entering DOWN asks the core for a new connection: messages that are still queued in the old one would only arrive late. A
+connection that is merely interrupted heals inside ZeroMQ. A server that was restarted answers the next heartbeat with
+`Unknown`, so the session is usually back within one heartbeat.
+
+A greeting without an answer is given up after `greeting_s`; the time doubles with each attempt, up to `silence_s`. A server
+that said goodbye is looked for after `rest_s`; where other servers are left to try, at once. A server that is silent is
+given up, and hears from an idle client once per heartbeat (wire/peers.py).
+
+The link also estimates the seconds of the way to the server (`one_way_s`), which the client takes off deadlines. The server
+counts a request's time from its arrival. The estimate is half of the shortest round trip, less the time that the server had
+the request; a greeting gives the first guess.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
-from shapestream.client.in_flight import NEVER_SENT, InFlight
-from shapestream.client.link import Link, LinkSettings
 from shapestream.client.tickets import (
+    NEVER_SENT,
     AnyTicket,
+    InFlight,
     ModelHandle,
     OpenTicket,
     Owner,
@@ -74,6 +96,7 @@ from shapestream.wire.messages import (
     Unknown,
     Welcome,
 )
+from shapestream.wire.peers import Liveness
 
 
 @dataclass(slots=True, kw_only=True)
@@ -201,7 +224,7 @@ class Session:
     def turn(self, now: float, *, may_send: bool = True) -> Turn:
         """Take the actions that are due. With `may_send=False` unsent requests stay here, where they can be withdrawn."""
         self._heard_news = False
-        if self.in_flight.next_deadline() <= now:
+        if self.in_flight.deadlines[0][0] <= now:
             self._end_expired(now)
         leaves = False
         if self._link.lost_at is not None or self.in_flight.held_at is not None:
@@ -225,7 +248,7 @@ class Session:
     def next_wakeup(self) -> float:
         """Return the time at which `turn` must be called again, if nothing happens before; infinity for never."""
         link, in_flight = self._link, self.in_flight
-        due = min(link.next_wakeup(), in_flight.next_deadline())
+        due = min(link.next_wakeup(), in_flight.deadlines[0][0])
         if link.lost_at is not None and in_flight.has_ticket_besides(WelcomeTicket):
             due = min(due, link.lost_at + self._unavailable_after_s)
         if in_flight.held_at is not None and in_flight.waiting:
@@ -265,7 +288,7 @@ class Session:
             return Unavailable(f"no server answered at {self._server}{self._trouble}")
         if not self._link.is_open:
             return DeadlineExceeded(f"no server answers at {self._server}{self._trouble}")
-        if not self.in_flight.is_waiting(ticket):
+        if ticket.id not in self.in_flight.waiting:
             return DeadlineExceeded("the server's answer did not come in time")
         return DeadlineExceeded(NEVER_SENT if self.in_flight.held_at is None else _DRAINED)
 
@@ -411,7 +434,7 @@ class Session:
     # ------------------------------------------------------------ sent entries
 
     def _due_entries(self, now: float) -> list[Entry]:
-        if not self._link.is_open:
+        if self._link.state is not LinkState.OPEN:
             greets = self._link.take_hello(now)
             return [Hello(client=self._client, software=self._software), _clock(now)] if greets else []
         entries, self._control = self._control, []
@@ -454,3 +477,152 @@ _MAY_HAVE_RUN = (
     "the server was replaced while it had this request; whether it ran is not known, and this model's requests are never "
     "run twice"
 )
+
+
+# At most so much of a greeting's time counts as the way: the rest was the server's start, or the connection being made.
+MAX_GREETING_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSettings:
+    """The timeouts of a client, in seconds."""
+
+    greeting_s: float = 1.0
+    """Time that a `Hello` may go unanswered before a new connection is tried; doubles up to `silence_s`."""
+    silence_s: float = 10.0
+    """A server that has said nothing for so long counts as gone."""
+    rest_s: float = 0.5
+    """Wait before looking for a server that said goodbye."""
+    unavailable_after_s: float = 60.0
+    """With no server for so long, waiting requests fail with `unavailable`."""
+    others: int = 0
+    """Servers besides the present one. While none has answered since, the next is looked for without a rest."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a time that is not above 0."""
+        for name in ("greeting_s", "silence_s", "rest_s", "unavailable_after_s"):
+            seconds = getattr(self, name)
+            if not seconds > 0:
+                raise ValueError(f"{name.removesuffix('_s')} is a number of seconds above 0, not {seconds!r}")
+
+
+class LinkState(Enum):
+    """The state of a connection. The head of this file draws the changes."""
+
+    DOWN = "down"
+    GREETING = "greeting"
+    OPEN = "open"
+    LEFT = "left"
+
+
+class Link(Liveness):
+    """The state of one connection after another, and the time at which the next step is due."""
+
+    def __init__(self, settings: LinkSettings, now: float) -> None:
+        super().__init__(settings.silence_s, now)
+        self._settings = settings
+        self.state = LinkState.DOWN
+        self.lost_at: float | None = now
+        """The time since which there has been no server; None while there is one."""
+        self._hello_due = False
+        self._attempts = 0
+        self._left = 0
+        """Servers left since the last answer to a request."""
+        self._act_at = math.inf
+        self.one_way_s = 0.0
+        """The way to the server, at its fastest on this connection."""
+        self._greeted_at = 0.0
+        self._one_way_measured = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests may be sent."""
+        return self.state is LinkState.OPEN
+
+    def connected(self, now: float) -> None:
+        """Begin a greeting: on a new connection, or again on this one."""
+        self.state = LinkState.GREETING
+        self._hello_due = True
+        self.heard_at = now
+        patience = self._settings.greeting_s * 2.0 ** min(self._attempts, 16)
+        self._attempts += 1
+        self._act_at = now + min(patience, self._settings.silence_s)
+
+    def welcomed(self, heartbeat_s: float) -> None:
+        """Open the session: `Welcome` has arrived. `heartbeat_s` is how often the server wants to hear of this client."""
+        self.state = LinkState.OPEN
+        self.beat_every(heartbeat_s)
+        self._act_at = math.inf
+        self._attempts = 0
+        self._hello_due = False
+        self.lost_at = None
+
+    def forgotten(self, now: float) -> None:
+        """Greet again on this connection: `Unknown` has arrived. Further ones change nothing."""
+        if self.state is LinkState.OPEN:
+            self._lose(now)
+            self.connected(now)
+
+    def left(self, now: float) -> None:
+        """Rest, then look for a server: `Goodbye` has arrived, or a message that cannot be read."""
+        if self.state is LinkState.LEFT:
+            return
+        self._lose(now)
+        self.state = LinkState.LEFT
+        self._act_at = now if self._left < self._settings.others else now + self._settings.rest_s
+        self._left += 1
+
+    def take_hello(self, now: float) -> bool:
+        """Tell whether `Hello` must be sent now; True once per greeting."""
+        due, self._hello_due = self._hello_due, False
+        if due:
+            self._greeted_at = now
+        return due
+
+    def must_reconnect(self, now: float) -> bool:
+        """Tell whether this connection is to be given up now. True once; the link is then DOWN."""
+        silent = (
+            self.state is LinkState.OPEN and now >= self.heard_at + self.silence_s and self.is_silent(now)
+        )
+        if not silent and now < self._act_at:
+            return False
+        if silent:
+            self._lose(now)
+        self.state = LinkState.DOWN
+        self._hello_due = False
+        self._act_at = math.inf
+        return True
+
+    def guess_one_way(self, now: float) -> None:
+        """Take half of the greeting's time as the first guess of `one_way_s`, until a reply tells better."""
+        self.one_way_s = min(max(0.0, (now - self._greeted_at) / 2), MAX_GREETING_S)
+        self._one_way_measured = False
+
+    def answered(self, elapsed_s: float, served_us: int) -> None:
+        """Learn `one_way_s` from a result that came `elapsed_s` after its request was sent.
+
+        The server had the request for `served_us`. A reply from an earlier connection's time gives a negative rest, and is
+        not used.
+        """
+        self._left = 0
+        one_way_s = (elapsed_s - served_us * 1e-6) / 2
+        if one_way_s >= 0.0 and not (self._one_way_measured and one_way_s >= self.one_way_s):
+            self.one_way_s = one_way_s
+            self._one_way_measured = True
+
+    def refused(self, elapsed_s: float) -> None:
+        """Bound `one_way_s` by an error that came `elapsed_s` after its request was sent: the way is at most half of that.
+
+        An error does not say how long the server had the request. But a guess that is too high has more requests refused,
+        whose replies would never correct it.
+        """
+        self.one_way_s = min(self.one_way_s, max(0.0, elapsed_s / 2))
+
+    def next_wakeup(self) -> float:
+        """Return the time at which something may become due."""
+        return super().next_wakeup() if self.state is LinkState.OPEN else self._act_at
+
+    def _lose(self, now: float) -> None:
+        self.beat_every(math.inf)
+        if self.lost_at is None:
+            self.lost_at = now

@@ -22,10 +22,16 @@ from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypedDict, TypeVar, cast
 
 from shapestream.client.core import Attend, Core, WithdrawAll
-from shapestream.client.opened_models import Model
-from shapestream.client.request_tags import checked_caller, tags_of
-from shapestream.client.results import Failed, Result
-from shapestream.client.tickets import AnyTicket, EndTicket, RequestTicket, checked_deadline, checked_priority
+from shapestream.client.opened_models import Failed, Model, Result
+from shapestream.client.tickets import (
+    AnyTicket,
+    EndTicket,
+    RequestTicket,
+    checked_caller,
+    checked_deadline,
+    checked_priority,
+    tags_of,
+)
 from shapestream.errors import InvalidRequest, RequestError
 from shapestream.wire.messages import ResultEntry as Answer
 from shapestream_engine.layout import Tensors

@@ -12,7 +12,7 @@ from shapestream.client.async_face import Client, connecting
 from shapestream.client.calls import connects
 from shapestream.client.connector import Addresses, connector_for
 from shapestream.client.core import Core, Withdraw, software
-from shapestream.client.link import LinkSettings
+from shapestream.client.session import LinkSettings
 from shapestream.client.tickets import AnyTicket, Question
 
 

@@ -1,6 +1,6 @@
 """The errors of a gateway: those that it finds before the server is asked, and the SDK's as HTTP statuses.
 
-grpc_call.py has their statuses over gRPC.
+grpc_service.py has their statuses over gRPC.
 """
 
 from __future__ import annotations
@@ -40,10 +40,6 @@ class Unsupported(InvalidRequest):
 
 class UnusableVectors(ModelError):
     """The model gave no vector for each text, or vectors of no numbers: its own fault, and not that of the texts."""
-
-
-class UnknownCaller(Exception):
-    """A request without a known token; the message says why."""
 
 
 class WrongField(InvalidRequest):

@@ -18,7 +18,7 @@ from shapestream.client.async_face import Client
 from shapestream.gateway.options import ForwardingOptions, TextServices
 from shapestream.gateway.routes import Routes
 from shapestream.transport.http_listener import place_of
-from shapestream.web.limits import HttpLimits
+from shapestream.web.messages import HttpLimits
 from shapestream.web.server import HttpServer, listeners_of
 
 log = structlog.get_logger()
@@ -67,7 +67,7 @@ async def run_gateway(
                     default_priority_level=options.default_priority_level,
                     services=options.services,
                 )
-                server = HttpServer(routes.handle, options.limits, admission=routes.admit)
+                server = HttpServer(routes.admit, options.limits)
 
                 async def serve(*, task_status: trio.TaskStatus[None]) -> None:
                     await server.run(listeners_of(listener, options.tls), task_status=task_status)

@@ -118,7 +118,7 @@ def run_grpc_gateway(
             signals.wait(until=client.has_ended)
             # No new calls from here on; those that run are answered.
             ended = server.stop(options.grace_s)
-            service.end_streams()
+            service.streams.end()
             signals.wait(until=ended.is_set)
             server.stop(0).wait(ABORT_S)
 

@@ -19,12 +19,13 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from shapestream.client.results import Result
+from shapestream.client.opened_models import Result
 from shapestream.errors import InvalidRequest, TooLarge
 from shapestream.gateway.errors import Unsupported
-from shapestream.gateway.infer_options import InferOptions, read_options
 from shapestream.gateway.infer_tensors import (
+    BYTES,
     DATATYPES,
+    InferOptions,
     admitted_shape,
     array_over,
     check_datatype,
@@ -32,9 +33,12 @@ from shapestream.gateway.infer_tensors import (
     check_output,
     check_truth_values,
     datatype_of,
+    from_contents,
     input_port,
+    read_options,
     refuse_classification,
     refuse_shared_memory,
+    to_binary,
 )
 from shapestream.gateway.model_pages import VERSION
 from shapestream.gateway.open_inference_pb2 import (
@@ -44,7 +48,6 @@ from shapestream.gateway.open_inference_pb2 import (
     ModelInferResponse,
     ModelStreamInferResponse,
 )
-from shapestream.gateway.strings import BYTES, from_contents, to_binary
 from shapestream.slices import at_once
 from shapestream.wire.limits import MAX_RANK, MAX_TENSORS
 from shapestream_engine.element_types import dtype_of

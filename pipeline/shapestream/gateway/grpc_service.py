@@ -11,11 +11,13 @@ Beside them stands the check of `grpc.health.v1`, which probes of Kubernetes and
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 import structlog
@@ -23,20 +25,30 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
 from shapestream.client.blocking_client import Client, Inference, Stream
-from shapestream.client.opened_models import Model
-from shapestream.client.results import Failed, Result
+from shapestream.client.opened_models import Failed, Model, Result
 from shapestream.client.streaming import OwnItem, StreamOptions
+from shapestream.client.tickets import checked_deadline
 from shapestream.errors import (
+    Cancelled,
     DeadlineExceeded,
+    Draining,
+    Forbidden,
     InternalError,
     InvalidRequest,
+    Overloaded,
     RequestError,
     TooLarge,
     Unavailable,
+    WorkerLost,
 )
 from shapestream.gateway import open_inference_pb2 as protocol
-from shapestream.gateway.errors import OWN_ID, UnknownCaller, UnknownModel, UnknownService
-from shapestream.gateway.grpc_call import deadline_of, metadata_of, peer_of, refuse
+from shapestream.gateway.errors import (
+    OWN_ID,
+    RETRY_AFTER_S,
+    UnknownModel,
+    UnknownService,
+    Unsupported,
+)
 from shapestream.gateway.grpc_messages import (
     InferMessage,
     infer_response,
@@ -46,7 +58,7 @@ from shapestream.gateway.grpc_messages import (
     stream_error,
     stream_response,
 )
-from shapestream.gateway.infer_options import DEFAULT_PRIORITY_LEVEL, own_id
+from shapestream.gateway.infer_tensors import DEFAULT_PRIORITY_LEVEL, own_id
 from shapestream.gateway.model_pages import (
     PAGE_S,
     READY_S,
@@ -59,7 +71,7 @@ from shapestream.gateway.model_pages import (
     why_not_ready,
     why_server_is_not_ready,
 )
-from shapestream.gateway.tokens import Tokens
+from shapestream.web.tokens import Tokens, UnknownCaller
 
 log = structlog.get_logger()
 
@@ -93,7 +105,7 @@ class InferenceService:
         self.client = client
         self._tokens = tokens
         self._default_priority_level = default_priority_level
-        self._streams = OpenStreams(self)
+        self.streams = OpenStreams(self)
 
     def handlers(self) -> dict[str, dict[str, grpc.RpcMethodHandler]]:
         """Return the handler of each call, by the names of its service and of the call."""
@@ -114,10 +126,6 @@ class InferenceService:
             # No Watch: each would hold a thread, and clients that get UNIMPLEMENTED for it go on without.
             HEALTH_SERVICE: {"Check": _page_handler(self._health, protocol.HealthCheckRequest)},
         }
-
-    def end_streams(self) -> None:
-        """End each stream as soon as all of its requests are answered, by UNAVAILABLE."""
-        self._streams.end()
 
     # ---------------------------------------------------------------- pages about the server
 
@@ -232,7 +240,7 @@ class InferenceService:
 
     def _stream(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
-            yield from self._streams.answers(messages, context)
+            yield from self.streams.answers(messages, context)
         except RequestError as error:
             refuse(context, error)
         except Exception:  # as in `_answering`
@@ -430,3 +438,62 @@ class _OpenStream:
         if item.ok is True:
             return stream_response(asked.model_name, asked.id, asked.outputs, item)
         return stream_error(asked.model_name, asked.id, item.error.message)
+
+
+def refuse(context: grpc.ServicerContext, error: RequestError) -> None:
+    """End a call by the status of an error. Raises gRPC's own exception."""
+    context.set_trailing_metadata((pushback_of(error),))
+    context.abort(status_of(error), error.message[:MOST_WORDS])
+
+
+def metadata_of(context: grpc.ServicerContext) -> dict[str, str]:
+    """Return the metadata of a call that are text; names are lower-case."""
+    return {name: value for name, value in context.invocation_metadata() if isinstance(value, str)}
+
+
+def peer_of(peer: str) -> str:
+    """Return the address of a peer without its port: gRPC says `ipv4:127.0.0.1:5`, and `ipv6:%5B::1%5D:5`."""
+    kind, _, place = unquote(peer).partition(":")
+    return place.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else kind
+
+
+def deadline_of(context: grpc.ServicerContext, wish: float | None) -> float | None:
+    """Return the seconds that a request has: the smaller of its own wish and what its call has left; None for no end."""
+    # gRPC says some centuries where a call has no deadline.
+    left = checked_deadline(context.time_remaining())
+    return min((seconds for seconds in (wish, left) if seconds is not None), default=None)
+
+
+STATUSES: dict[type[RequestError], grpc.StatusCode] = {
+    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    Unsupported: grpc.StatusCode.UNIMPLEMENTED,
+    UnknownModel: grpc.StatusCode.NOT_FOUND,
+    UnknownService: grpc.StatusCode.NOT_FOUND,
+    Forbidden: grpc.StatusCode.PERMISSION_DENIED,
+    # gRPC itself says the same of a message that is larger than it takes.
+    TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Overloaded: grpc.StatusCode.UNAVAILABLE,
+    Draining: grpc.StatusCode.UNAVAILABLE,
+    Unavailable: grpc.StatusCode.UNAVAILABLE,
+    WorkerLost: grpc.StatusCode.UNAVAILABLE,
+    DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Cancelled: grpc.StatusCode.CANCELLED,
+}
+"""Statuses of errors; any other error is INTERNAL."""
+PUSHBACK = "grpc-retry-pushback-ms"
+"""Trailing metadata: milliseconds after which a client that retries by itself may do so; below 0, never."""
+MOST_WORDS = 2048
+"""Characters of a status message. It travels percent-encoded in trailing metadata, which clients limit to 8 KiB."""
+
+
+def status_of(error: RequestError) -> grpc.StatusCode:
+    """Return the status of an error."""
+    return STATUSES.get(type(error), grpc.StatusCode.INTERNAL)
+
+
+def pushback_of(error: RequestError) -> tuple[str, str]:
+    """Return the metadata that says when a request may be tried again."""
+    if not error.retryable:
+        return PUSHBACK, "-1"
+    seconds = RETRY_AFTER_S if error.retry_after_s is None else error.retry_after_s
+    return PUSHBACK, str(max(1, math.ceil(seconds * 1000)))

@@ -21,7 +21,7 @@ from shapestream.gateway.text_bodies import (
     VectorForm,
     read_dimensions,
     read_texts,
-    vector_slices,
+    written_rows,
 )
 from shapestream.slices import Slices
 from shapestream.web.messages import Buffer, HttpError, HttpResponse
@@ -78,19 +78,17 @@ def embeddings_response(
     request: EmbeddingsRequest, vectors: Matrix, tokens: int, request_id: str
 ) -> Slices[HttpResponse]:
     """Return the answer to a request, written in slices: its vectors, and the tokens of all texts together."""
-    pieces: list[Buffer] = [b'{"object":"list","data":[']
-    for begin, part in vector_slices(vectors, request.form):
-        if begin:
-            pieces.append(b",")
-            yield
-        entries = [
+
+    def plain(begin: int, part: Matrix) -> list[Any]:
+        return [
             {"object": "embedding", "index": index, "embedding": embedding}
             for index, embedding in enumerate(_encoded(part, request.encoding), begin)
         ]
-        pieces.append(write_json(entries)[1:-1])
+
+    rows = yield from written_rows(vectors, request.form, plain)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    pieces.append(b"]," + write_json({"model": request.model, "usage": usage})[1:])
-    return HttpResponse(body=pieces, headers=((OWN_ID, request_id),))
+    end = b"]," + write_json({"model": request.model, "usage": usage})[1:]
+    return HttpResponse(body=(b'{"object":"list","data":[', *rows, end), headers=((OWN_ID, request_id),))
 
 
 def _encoded(part: Matrix, encoding: Encoding) -> Iterable[Any]:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from shapestream.gateway.infer_options import DEFAULT_PRIORITY_LEVEL
-from shapestream.gateway.tokens import Tokens
+from shapestream.gateway.infer_tensors import DEFAULT_PRIORITY_LEVEL
+from shapestream.web.tokens import Tokens
 from shapestream_engine.layout import value
 
 

@@ -1,25 +1,35 @@
-"""The endpoints: which method and path has which answer. Here are those of the Open Inference Protocol.
+"""The endpoints: which method and path has which answer. Those of the Open Inference Protocol, and those for texts.
 
 A handler gets the request and perhaps a model's name, asks the server through the SDK, and returns the answer. The pages
 and bodies are made elsewhere; here the errors of the SDK become statuses.
+
+OpenAI's paths for texts are below `/v1`, those of text-embeddings-inference (TEI) at the root. Each of the two has errors of
+its own form. What is served is in the configuration; without it there is no such path.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property, partial
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeAlias
 
 import trio
 
 import shapestream
+from shapestream.client.async_face import Client
 from shapestream.errors import DeadlineExceeded, RequestError
-from shapestream.gateway.errors import OWN_ID, http_error
-from shapestream.gateway.infer_options import DEFAULT_PRIORITY_LEVEL, flag, own_id
-from shapestream.gateway.infer_request import json_nbytes, read_body, read_inputs, read_outputs
-from shapestream.gateway.infer_response import converted_nbytes, infer_response
-from shapestream.gateway.json_text import read_object, write_json
-from shapestream.gateway.long_steps import LongSteps
+from shapestream.gateway.errors import OWN_ID, NotGiven, http_error
+from shapestream.gateway.infer_request import (
+    converted_nbytes,
+    infer_response,
+    json_nbytes,
+    read_body,
+    read_inputs,
+    read_outputs,
+)
+from shapestream.gateway.infer_tensors import DEFAULT_PRIORITY_LEVEL, flag, own_id
+from shapestream.gateway.json_text import LongSteps, read_object, write_json
 from shapestream.gateway.model_pages import (
     PAGE_S,
     READY_S,
@@ -33,11 +43,28 @@ from shapestream.gateway.model_pages import (
     why_not_ready,
     why_server_is_not_ready,
 )
+from shapestream.gateway.openai_api import (
+    embeddings_response,
+    model_page,
+    models_page,
+    openai_error,
+    read_request,
+    unknown_model,
+)
 from shapestream.gateway.options import TextServices
-from shapestream.gateway.text_routes import Methods, ModelPage, Page, TextRoutes
-from shapestream.gateway.tokens import Tokens
+from shapestream.gateway.tei_api import (
+    embed_response,
+    embed_sparse_response,
+    info_page,
+    read_embed,
+    read_tokenize,
+    tei_error,
+    tokenize_response,
+)
+from shapestream.gateway.text_calls import TextCalls, text_ports
 from shapestream.transport.http_listener import REFUSED_SITES, is_sent_by_another_site
 from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
+from shapestream.web.tokens import Tokens
 from shapestream_engine.signature import ModelSignature
 
 OPEN_TO_ALL = ("/v2/health/live", "/v2/health/ready")
@@ -63,13 +90,15 @@ class Routes:
         self._default_priority_level = default_priority_level
         self._long_steps = LongSteps()
         self._texts = TextRoutes(client, services or TextServices(), self._long_steps, self._model_ready)
-        self._pages: dict[str, tuple[str, Page]] = {
-            "/v2": ("GET", self._server),
-            "/v2/health/live": ("GET", self._live),
-            "/v2/health/ready": ("GET", self._ready),
-            "/v2/models/stats": ("GET", self._all_statistics),
-            "/v2/repository/index": ("POST", self._index),
-            "/openapi.json": ("GET", self._openapi),
+        self._open_to_all = frozenset((*OPEN_TO_ALL, *self._texts.open_to_all))
+        self._pages: dict[str, Methods] = {
+            "/v2": {"GET": self._server},
+            "/v2/health/live": {"GET": self._live},
+            "/v2/health/ready": {"GET": self._ready},
+            "/v2/models/stats": {"GET": self._all_statistics},
+            "/v2/repository/index": {"POST": self._index},
+            "/openapi.json": {"GET": self._openapi},
+            **self._texts.pages,
         }
         self._model_pages: dict[str, tuple[str, ModelPage]] = {
             "": ("GET", self._metadata),
@@ -79,25 +108,29 @@ class Routes:
             "stats": ("GET", self._statistics),
         }
 
-    async def handle(self, request: HttpRequest) -> HttpResponse:
-        """Answer one request that was admitted; raises `HttpError`."""
-        try:
-            return await self._found(request.path)[_method_of(request)](request)
-        except (RequestError, HttpError) as error:
-            raise self._in_its_form(request, error) from error
+    def admit(self, request: HttpRequest) -> tuple[str, Page]:
+        """Return the caller of a request, by its head, and its handler.
 
-    def admit(self, request: HttpRequest) -> str:
-        """Return the caller of a request, by its head; raises `HttpError` where its body is not worth reading."""
+        Raises `HttpError` where its body is not worth reading. The handler raises it, too.
+        """
         try:
-            methods, method = self._found(request.path), _method_of(request)
+            methods = self._found(request.path)
+            method = "GET" if request.method == "HEAD" else request.method
             if method not in methods:
                 allowed = ", ".join("GET, HEAD" if name == "GET" else name for name in methods)
                 raise HttpError(405, f"{request.path} takes {allowed}", (("Allow", allowed),))
             if self._by_loopback and is_sent_by_another_site(request.headers):
                 raise HttpError(421, REFUSED_SITES)
-            if self._tokens is None or self._is_open(method, request.path):
-                return request.peer
-            return self._tokens.caller_of(request)
+            page = partial(self._answered, methods[method])
+            if self._tokens is None or (method == "GET" and request.path in self._open_to_all):
+                return request.peer, page
+            return self._tokens.caller_of(request), page
+        except (RequestError, HttpError) as error:
+            raise self._in_its_form(request, error) from error
+
+    async def _answered(self, page: Page, request: HttpRequest) -> HttpResponse:
+        try:
+            return await page(request)
         except (RequestError, HttpError) as error:
             raise self._in_its_form(request, error) from error
 
@@ -107,16 +140,10 @@ class Routes:
             return form(error)
         return http_error(error) if isinstance(error, RequestError) else error
 
-    def _is_open(self, method: str, path: str) -> bool:
-        return method == "GET" and (path in OPEN_TO_ALL or path in self._texts.open_to_all)
-
     def _found(self, path: str) -> Methods:
         """Return the methods of a path, and their handlers."""
-        if (found := self._pages.get(path)) is not None:
-            method, page = found
-            return {method: page}
-        if (methods := self._texts.found(path)) is not None:
-            return methods
+        if (found := self._pages.get(path) or self._texts.page_of_model(path)) is not None:
+            return found
         match path.split("/"):
             case ["", "v2", "models", model, "versions", version, *rest] if version:
                 pass
@@ -160,11 +187,13 @@ class Routes:
     def _description(self) -> HttpResponse:
         """The description of the interface, without the paths of services that are not configured."""
         told = read_object(files("shapestream.gateway").joinpath("openapi.json").read_bytes())
-        told["paths"] = {path: page for path, page in told["paths"].items() if self._is_served(path)}
+        served = (f"{MODELS}{{model}}",) if "/v1/models" in self._pages else ()
+        told["paths"] = {
+            path: page
+            for path, page in told["paths"].items()
+            if path in self._pages or path in served or path.startswith("/v2/models/")
+        }
         return _page(told)
-
-    def _is_served(self, path: str) -> bool:
-        return path in self._pages or path.startswith("/v2/models/") or path in self._texts.paths
 
     async def _counters(self, seconds: float) -> dict[str, Any]:
         try:
@@ -226,13 +255,115 @@ class Routes:
         )
 
 
-def _method_of(request: HttpRequest) -> str:
-    return "GET" if request.method == "HEAD" else request.method
-
-
 def _page(content: Any) -> HttpResponse:
     return HttpResponse(body=(write_json(content),))
 
 
 def _not_ready(why: str) -> HttpError:
     return HttpError(503, why, (("Retry-After", "1"),))
+
+
+MODELS = "/v1/models/"
+TEI_OPEN_TO_ALL = ("/", "/health")
+"""TEI's pages for balancers, which ask for no token where they are read (GET)."""
+
+Page: TypeAlias = Callable[[HttpRequest], Awaitable[HttpResponse]]
+Methods: TypeAlias = Mapping[str, Page]
+"""The methods of a path, and their handlers."""
+ModelPage: TypeAlias = Callable[[str, HttpRequest], Awaitable[HttpResponse]]
+ErrorForm: TypeAlias = Callable[[RequestError | HttpError], HttpError]
+
+
+class TextRoutes:
+    """The pages of a gateway's services for texts."""
+
+    def __init__(self, client: Client, services: TextServices, steps: LongSteps, ready: ModelPage) -> None:
+        """`ready` answers whether a model is."""
+        self._client = client
+        self._steps = steps
+        self._ready = ready
+        self._openai = {name: TextCalls(client, service) for name, service in services.openai.items()}
+        self.pages: dict[str, Methods] = {}
+        """The paths, except those that name a model."""
+        if services.openai:
+            self.pages = {"/v1/embeddings": {"POST": self._embeddings}, "/v1/models": {"GET": self._models}}
+        self._tei_paths: frozenset[str] = frozenset()
+        if (tei := services.tei) is not None:
+            calls = TextCalls(client, tei)
+            health, embed = partial(self._health, tei.name), partial(self._embed, calls)
+            pages: dict[str, Methods] = {
+                "/": {"POST": embed, "GET": health},
+                "/embed": {"POST": embed},
+                "/embed_sparse": {"POST": partial(self._embed_sparse, calls)},
+                "/tokenize": {"POST": partial(self._tokenize, calls)},
+                "/info": {"GET": partial(self._info, tei.name, calls)},
+                "/health": {"GET": health},
+            }
+            self._tei_paths = frozenset(pages)
+            self.pages |= pages
+        self.open_to_all = TEI_OPEN_TO_ALL if self._tei_paths else ()
+        """Paths that ask for no token where they are read."""
+
+    def page_of_model(self, path: str) -> Methods | None:
+        """Return the methods of a path that names a model; None for any other."""
+        if self._openai and path.startswith(MODELS):
+            return {"GET": partial(self._model, path.removeprefix(MODELS))}
+        return None
+
+    def form_of(self, path: str) -> ErrorForm | None:
+        """Return the form of errors at a path; None for the common one."""
+        if self._openai and path.startswith("/v1/"):
+            return openai_error
+        return tei_error if path in self._tei_paths else None
+
+    # ---------------------------------------------------------------- OpenAI
+
+    async def _embeddings(self, request: HttpRequest) -> HttpResponse:
+        asked = await self._steps.run(len(request.body), partial(read_request, request.body))
+        calls = self._openai.get(asked.model)
+        if calls is None:
+            raise unknown_model(asked.model, self._openai)
+        found = await calls.embed(asked.inputs, asked.form, request)
+        written = embeddings_response(asked, found.vectors, found.tokens, found.request_id)
+        return await self._steps.run_slices(found.vectors.nbytes, written)
+
+    async def _models(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse(body=(write_json(models_page(self._openai)),))
+
+    async def _model(self, name: str, request: HttpRequest) -> HttpResponse:
+        if name not in self._openai:
+            raise unknown_model(name, self._openai)
+        return HttpResponse(body=(write_json(model_page(name)),))
+
+    # ---------------------------------------------------------------- TEI
+
+    async def _embed(self, calls: TextCalls, request: HttpRequest) -> HttpResponse:
+        asked = await self._steps.run(len(request.body), partial(read_embed, request.body))
+        found = await calls.embed(asked.inputs, asked.form, request)
+        written = embed_response(asked, found.vectors, found.request_id)
+        return await self._steps.run_slices(found.vectors.nbytes, written)
+
+    async def _embed_sparse(self, calls: TextCalls, request: HttpRequest) -> HttpResponse:
+        asked = await self._steps.run(len(request.body), partial(read_embed, request.body))
+        found = await calls.embed_sparse(asked.inputs, request)
+        written = embed_sparse_response(found.vectors, found.request_id)
+        return await self._steps.run_slices(found.vectors.nbytes, written)
+
+    async def _tokenize(self, calls: TextCalls, request: HttpRequest) -> HttpResponse:
+        inputs = await self._steps.run(len(request.body), partial(read_tokenize, request.body))
+        tokens, request_id = await calls.tokenize(inputs, request)
+        nbytes = sum(numbers.nbytes for numbers in tokens)
+        return await self._steps.run(nbytes, partial(tokenize_response, tokens, request_id))
+
+    async def _info(self, name: str, calls: TextCalls, request: HttpRequest) -> HttpResponse:
+        ports = text_ports(await signature_of(self._client, name, PAGE_S))
+        try:
+            most_tokens = (await calls.encoder()).most_tokens
+        except NotGiven:
+            most_tokens = None
+        told = info_page(name, ports.element_type, most_tokens, server_metadata()["version"])
+        return HttpResponse(body=(write_json(told),))
+
+    async def _health(self, name: str, request: HttpRequest) -> HttpResponse:
+        await self._ready(name, request)
+        return HttpResponse()

@@ -42,7 +42,7 @@ from shapestream.gateway.text_bodies import (
     read_dimensions,
     read_flag,
     read_texts,
-    vector_slices,
+    written_rows,
 )
 from shapestream.slices import Slices
 from shapestream.web.messages import Buffer, HttpError, HttpResponse
@@ -110,27 +110,18 @@ def _inputs(content: dict[str, Any]) -> Texts | TokenLists:
 
 def embed_response(request: EmbedRequest, vectors: Matrix, request_id: str) -> Slices[HttpResponse]:
     """Return a list of vectors, written in slices."""
-    pieces: list[Buffer] = [b"["]
-    for begin, part in vector_slices(vectors, request.form):
-        if begin:
-            pieces.append(b",")
-            yield
-        pieces.append(write_json(part)[1:-1])
-    pieces.append(b"]")
-    return HttpResponse(body=pieces, headers=((OWN_ID, request_id),))
+    rows = yield from written_rows(vectors, request.form, lambda _, part: part)
+    return HttpResponse(body=(b"[", *rows, b"]"), headers=((OWN_ID, request_id),))
 
 
 def embed_sparse_response(vectors: Matrix, request_id: str) -> Slices[HttpResponse]:
     """Return a list with the numbers of each vector that are not 0, and their places, written in slices."""
-    pieces: list[Buffer] = [b"["]
-    for begin, part in vector_slices(vectors, VectorForm()):
-        if begin:
-            pieces.append(b",")
-            yield
-        rows = [[{"index": int(index), "value": row[index]} for index in np.flatnonzero(row)] for row in part]
-        pieces.append(write_json(rows)[1:-1])
-    pieces.append(b"]")
-    return HttpResponse(body=pieces, headers=((OWN_ID, request_id),))
+
+    def plain(_: int, part: Matrix) -> list[Any]:
+        return [[{"index": int(index), "value": row[index]} for index in np.flatnonzero(row)] for row in part]
+
+    rows = yield from written_rows(vectors, VectorForm(), plain)
+    return HttpResponse(body=(b"[", *rows, b"]"), headers=((OWN_ID, request_id),))
 
 
 def tokenize_response(tokens: Sequence[npt.NDArray[Any]], request_id: str) -> HttpResponse:

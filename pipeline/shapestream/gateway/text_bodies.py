@@ -7,14 +7,16 @@ A client that has tokenised a text itself sends the numbers of its tokens instea
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shapestream.gateway.errors import EmptyList, UnusableVectors, WrongField
-from shapestream.gateway.json_text import SLICE_NUMBERS, type_name
+from shapestream.gateway.json_text import SLICE_NUMBERS, type_name, write_json
+from shapestream.slices import Slices
+from shapestream.web.messages import Buffer
 from shapestream.wire.limits import MAX_INTEGER
 from shapestream_engine.layout import value
 
@@ -154,6 +156,19 @@ def vector_slices(matrix: Matrix, form: VectorForm) -> Iterator[tuple[int, Matri
         if not finite.all():
             raise UnusableVectors(f"the model gave NaN or infinity for text {begin + int(finite.argmin())}")
         yield begin, _in_form(part, form)
+
+
+def written_rows(
+    matrix: Matrix, form: VectorForm, plain: Callable[[int, Matrix], Any]
+) -> Slices[list[Buffer]]:
+    """Return the vectors as the elements of a JSON list, written in slices: `plain` makes data of some, from a number on."""
+    pieces: list[Buffer] = []
+    for begin, part in vector_slices(matrix, form):
+        if begin:
+            pieces.append(b",")
+            yield
+        pieces.append(write_json(plain(begin, part))[1:-1])
+    return pieces
 
 
 def _in_form(part: Matrix, form: VectorForm) -> Matrix:

@@ -9,21 +9,25 @@ reader delays no request. Each answer is read on the main loop and written in th
 answer within `PATIENCE_S`, the caller gets 503.
 
 The HTTP server limits connections, so that callers cannot use up the process's open files. Without a token, a port on
-loopback refuses calls that a browser makes for a page of another site (`_Callers`).
+loopback refuses calls that a browser makes for a page of another site.
 
 admin_pages.py defines the pages. Only these two modules import packages of the extra `[admin]`.
+
+The page is fed by server-sent events (`Feed`): one reading of the main loop per second, for all viewers together. While
+there is no viewer, nothing is read. A viewer that falls behind misses readings, but no batch that is still kept.
 """
 
 from __future__ import annotations
 
-import hmac
 import json
 import socket
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -35,14 +39,13 @@ import trio
 from shapestream.addresses import is_beyond_loopback
 from shapestream.errors import ConfigurationError
 from shapestream.serving.admin_pages import EventStream, Page, health_page
-from shapestream.serving.event_stream import MOST_VIEWERS, Feed
+from shapestream.serving.readings import MOST_BATCHES
 from shapestream.settings import AdminSettings
 from shapestream.transport.guards import admin_connections
 from shapestream.transport.http_listener import REFUSED_SITES, is_sent_by_another_site, listen_at, place_of
-from shapestream.web.limits import HttpLimits
-from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
-from shapestream.web.server import HttpServer, listeners_of
-from shapestream_engine.files import read_regular
+from shapestream.web.messages import Buffer, HttpError, HttpLimits, HttpRequest, HttpResponse
+from shapestream.web.server import HttpServer, for_all, listeners_of
+from shapestream.web.tokens import Tokens, read_tokens
 
 log = structlog.get_logger()
 
@@ -76,9 +79,12 @@ class AdminPort:
 
     def __init__(self, settings: AdminSettings) -> None:
         """Listen. Raises `ConfigurationError` for an address that cannot be used, and for an unusable token file."""
-        token = None if settings.token_file is None else _read_token(Path(settings.token_file))
+        file = settings.token_file
+        tokens = None if file is None else read_tokens(Path(file), only="admin")
         self._socket = _listen(settings.address)
-        self._thread = _Thread(self._socket, _Callers(settings.address, token))
+        self._thread = _Thread(
+            self._socket, tokens, by_loopback=not is_beyond_loopback(f"tcp://{settings.address}")
+        )
         self.address = place_of(self._socket)
         """HOST:PORT where it listens, with the port that was chosen for 0."""
         log.info("admin port ready", address=f"http://{self.address}")
@@ -111,32 +117,14 @@ class AdminPort:
             self.close()
 
 
-class _Callers:
-    """The rule that decides which callers are refused, and which may see all."""
-
-    def __init__(self, address: str, token: str | None) -> None:
-        self._token = token
-        # Beyond loopback, the token or the network protects the port.
-        self._by_loopback = token is None and not is_beyond_loopback(f"tcp://{address}")
-
-    def are_sent_from_elsewhere(self, request: HttpRequest) -> bool:
-        """Tell whether a page of another site makes a browser call this port, which only loopback protects."""
-        return self._by_loopback and is_sent_by_another_site(request.headers)
-
-    def may_see(self, request: HttpRequest) -> bool:
-        """Tell whether a caller showed the token, or none is required."""
-        if self._token is None:
-            return True
-        given = request.headers.get("authorization", "")
-        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), f"Bearer {self._token}".encode())
-
-
 class _Thread:
     """The thread of the port, from `begin` to `stop`."""
 
-    def __init__(self, listener: socket.socket, callers: _Callers) -> None:
+    def __init__(self, listener: socket.socket, tokens: Tokens | None, *, by_loopback: bool) -> None:
         self._listener = listener
-        self._callers = callers
+        self._tokens = tokens
+        self._by_loopback = by_loopback and tokens is None
+        """Whether nothing else protects the port."""
         self._main_loop: trio.lowlevel.TrioToken | None = None
         self._loop: trio.lowlevel.TrioToken | None = None
         self._begun = False
@@ -204,7 +192,7 @@ class _Thread:
             body_s=IDLE_S,
             write_s=UNREAD_S,
         )
-        server = HttpServer(self._answer, limits)
+        server = HttpServer(for_all(self._answer), limits)
         async with trio.open_nursery() as self._nursery:
             if not self._ends.is_set():
                 self._nursery.start_soon(server.run, listeners_of(self._listener.dup()))
@@ -214,7 +202,7 @@ class _Thread:
     async def _answer(self, request: HttpRequest) -> HttpResponse:
         while (pages := self._pages) is None:  # noqa: ASYNC110 - the main thread sets it soon
             await trio.sleep(LOOK_S)
-        if self._callers.are_sent_from_elsewhere(request):
+        if self._by_loopback and is_sent_by_another_site(request.headers):
             raise HttpError(421, REFUSED_SITES)
         page, given = _page_of(pages, request)
         if page is None:
@@ -224,7 +212,7 @@ class _Thread:
         if request.method not in ("GET", "HEAD", *(["PUT"] if changes else [])):
             allowed = "GET, HEAD, PUT" if changes else "GET, HEAD"
             raise HttpError(405, f"the methods of this page are {allowed}", (("Allow", allowed),))
-        sees = self._callers.may_see(request)
+        sees = self._may_see(request)
         if not sees and (isinstance(page, EventStream) or page.hidden is None):
             raise HttpError(401, "the token is missing or wrong", (("WWW-Authenticate", "Bearer"),))
         if isinstance(page, EventStream):
@@ -239,6 +227,13 @@ class _Thread:
             raise HttpError(400, str(error)) from error
         except trio.TooSlowError:
             raise HttpError(503, f"the event loop has not answered for {PATIENCE_S} s") from None
+
+    def _may_see(self, request: HttpRequest) -> bool:
+        """Tell whether a caller showed the token, or none is required."""
+        try:
+            return self._tokens is None or bool(self._tokens.caller_of(request))
+        except HttpError:
+            return False
 
     def _events(self, page: EventStream) -> HttpResponse:
         if page not in self._feeds:
@@ -330,11 +325,92 @@ def _listen(address: str) -> socket.socket:
     return listener
 
 
-def _read_token(path: Path) -> str:
-    try:
-        token = read_regular(path, MAX_HEAD_BYTES).decode("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError([f"{path}: {error}"]) from error
-    if not token or any(character.isspace() for character in token):
-        raise ConfigurationError([f"{path}: expected a token of one word"])
-    return token
+MOST_VIEWERS = 16
+"""Viewers at a time. Each takes a connection, a task, and up to 64 KB/s where batches are many."""
+INTERVAL_S = 1.0
+"""Seconds between two readings: often enough for an eye, and at about 1 ms each a thousandth of the main loop's time."""
+
+
+class Feed:
+    """The readings, and the viewers of them."""
+
+    def __init__(self, read: Callable[[int], Awaitable[dict[str, Any]]]) -> None:
+        """`read`: returns the state with the batches after a number of them; raises TooSlowError."""
+        self._read = read
+        self._viewers = 0
+        self._asked = trio.Event()
+        """Set when there is a viewer."""
+        self._published = trio.Event()
+        """Set by the next reading."""
+        self._readings = 0
+        self._read_at: float | None = None
+        """When the server was last read."""
+        self._state: str | None = None
+        """The last reading but for the batches: a JSON object. None: no reading since somebody looks."""
+        self._batches: deque[list[Any]] = deque(maxlen=MOST_BATCHES)
+        self._batches_in_all = 0
+
+    @property
+    def full(self) -> bool:
+        """Tell whether there is no room for one more viewer."""
+        return self._viewers >= MOST_VIEWERS
+
+    async def run(self) -> None:
+        """Read while there are viewers, until cancelled."""
+        while True:
+            if not self._viewers:
+                self._forget()
+                self._asked = trio.Event()
+                await self._asked.wait()
+            due = trio.current_time() + INTERVAL_S
+            self._publish(await self._reading())
+            await trio.sleep_until(due)
+
+    def _forget(self) -> None:
+        """Drop the readings: without viewers there are no later ones, so the last one is old to the next viewer."""
+        self._state = None
+        self._batches.clear()
+        self._batches_in_all = 0
+        self._read_at = None
+
+    async def _reading(self) -> dict[str, Any]:
+        began = trio.current_time()
+        try:
+            state = await self._read(self._batches_in_all)
+        except trio.TooSlowError:
+            return self._stalled("the server's event loop does not answer", began)
+        except Exception:  # a defect of what is read must not end the health checks
+            log.exception("page not read")
+            return self._stalled("the server could not be read; its log says why", began)
+        self._read_at = trio.current_time()
+        return state
+
+    def _stalled(self, why: str, began: float) -> dict[str, Any]:
+        """Return what viewers are told instead of a reading. `for_s`: seconds without one."""
+        self._read_at = began if self._read_at is None else self._read_at
+        return {"stalled": why, "for_s": trio.current_time() - self._read_at}
+
+    def _publish(self, state: dict[str, Any]) -> None:
+        self._batches.extend(state.pop("batches", ()))
+        self._batches_in_all = state.pop("batches_in_all", self._batches_in_all)
+        self._state = json.dumps(state)
+        self._readings += 1
+        self._published.set()
+        self._published = trio.Event()
+
+    async def events(self) -> AsyncGenerator[Buffer, None]:
+        """Yield the events of one viewer, as long as it wants more."""
+        # A viewer begins with the last reading; where there is none yet, it waits for the first.
+        seen, batches = self._readings - (self._state is not None), 0
+        self._viewers += 1
+        self._asked.set()
+        try:
+            while True:
+                if seen == self._readings:
+                    await self._published.wait()
+                count = min(len(self._batches), self._batches_in_all - batches)
+                new = json.dumps(list(islice(self._batches, len(self._batches) - count, None)))
+                seen, batches = self._readings, self._batches_in_all
+                yield f'data: {{"batches_in_all":{batches},"batches":{new},"state":{self._state}}}\n\n'.encode()
+        finally:
+            self._viewers -= 1

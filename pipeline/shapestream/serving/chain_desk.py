@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
-from shapestream.chains.room import ChainRoom, RoomStatistics
+from shapestream.chains.room import ChainRoom
 from shapestream.chains.run import ChainRun, StageRequest
 from shapestream.errors import Cancelled, DeadlineExceeded, Draining, TooLarge, Unavailable
 from shapestream.scheduling.batches import Batch
 from shapestream.serving.served_models import ServedModels
 from shapestream.serving.sessions import RequestRecord
-from shapestream.wire.string_limits import check_longest
+from shapestream.wire.tensor_frames import check_longest
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Tensors, value
 
@@ -72,10 +72,12 @@ class ChainDesk:
         """`ids` numbers requests. The two limits are those of the queue, of which chains may fill one half."""
         self._models = models
         self._ids = ids
-        self._room = ChainRoom(max_requests // 2, max_bytes // 2)
+        self.room = ChainRoom(max_requests // 2, max_bytes // 2)
+        """The requests that wait for room, of which the scheduler has none, and what is reserved."""
         self.has_chains = False
         """Whether any chain is served."""
-        self._requests: dict[int, ChainRequest] = {}
+        self.requests: dict[int, ChainRequest] = {}
+        """The requests of chains that have not ended, by the ids of their records."""
         self._by_run: dict[ChainRun, ChainRequest] = {}
         self._submit: list[RequestRecord] = []
         self._withdraw: list[int] = []
@@ -86,30 +88,6 @@ class ChainDesk:
         """Tell whether the caller has anything to do (`take`)."""
         return bool(self._submit or self._withdraw or self._ended)
 
-    @property
-    def waiting(self) -> int:
-        """Count the requests that wait for room. The scheduler has none of theirs."""
-        return len(self._room)
-
-    @property
-    def room(self) -> RoomStatistics:
-        """What waits for room, and what is reserved."""
-        return self._room.statistics()
-
-    @property
-    def next_deadline(self) -> float:
-        """The first deadline of a request that waits for room; infinity for none."""
-        return self._room.next_deadline()
-
-    @property
-    def records(self) -> list[RequestRecord]:
-        """The records of all requests of chains that have not ended."""
-        return [request.record for request in self._requests.values()]
-
-    def request_of(self, number: int) -> ChainRequest | None:
-        """Return the request of a chain whose record has this id; None if it has ended."""
-        return self._requests.get(number)
-
     # ---------------------------------------------------------------- events
 
     def begin(self, record: RequestRecord, now: float) -> None:
@@ -117,11 +95,11 @@ class ChainDesk:
         chain = record.served.chain
         assert chain is not None
         run = ChainRun(chain, record.tensors, record.deadline)
-        request = self._requests[record.id] = self._by_run[run] = ChainRequest(record, run)
+        request = self.requests[record.id] = self._by_run[run] = ChainRequest(record, run)
         if run.is_over:
             self._carry_out(request, now)
             return
-        self._room.wait(run, record.client)
+        self.room.wait(run, record.client)
         self._begin_waiting(now)
 
     def answered(self, record: RequestRecord, outputs: Tensors, batch: Batch, now: float) -> None:
@@ -148,7 +126,7 @@ class ChainDesk:
 
     def cancel(self, id_: int, now: float) -> bool:
         """End a client's request that it withdrew. Returns False if it is no chain's."""
-        request = self._requests.get(id_)
+        request = self.requests.get(id_)
         if request is not None:
             request.run.fail(Cancelled.code, "the client cancelled it")
             self._follow(request, now)
@@ -156,7 +134,7 @@ class ChainDesk:
 
     def forget(self, record: RequestRecord, now: float) -> list[int]:
         """End a request whose client is gone; no reply follows. Returns the ids of its stages' requests."""
-        request = self._requests.get(record.id)
+        request = self.requests.get(record.id)
         ids: list[int] = []
         if request is not None:
             ids += request.ids.values()
@@ -168,7 +146,7 @@ class ChainDesk:
 
     def time_passed(self, now: float) -> None:
         """End the requests whose deadline has passed while they waited for room."""
-        while (run := self._room.late(now)) is not None:
+        while (run := self.room.late(now)) is not None:
             run.fail(
                 DeadlineExceeded.code, "the deadline passed while the request waited for room for its stages"
             )
@@ -176,7 +154,7 @@ class ChainDesk:
 
     def hand_back(self, message: str, now: float) -> None:
         """End all requests as `draining`."""
-        for request in [*self._requests.values()]:
+        for request in [*self.requests.values()]:
             request.run.fail(Draining.code, message)
             self._follow(request, now)
 
@@ -207,7 +185,7 @@ class ChainDesk:
         self._begin_waiting(now)
 
     def _begin_waiting(self, now: float) -> None:
-        while (run := self._room.next()) is not None:
+        while (run := self.room.next()) is not None:
             run.begin(now)
             self._carry_out(self._by_run[run], now)
 
@@ -217,11 +195,11 @@ class ChainDesk:
             ready, run.ready = run.ready, []
             for part in ready:
                 self._submit_part(request, part, now)
-        self._room.update(run)
+        self.room.update(run)
         if run.is_over and run in self._by_run:
             self._withdraw += request.ids.values()
             request.ids.clear()
-            del self._by_run[run], self._requests[request.record.id]
+            del self._by_run[run], self.requests[request.record.id]
             self._ended.append(request)
 
     def _submit_part(self, request: ChainRequest, part: StageRequest, now: float) -> None:

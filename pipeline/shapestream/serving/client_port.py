@@ -16,12 +16,16 @@ import trio
 from shapestream.errors import AlreadyAnswered, Conflict, ProtocolError, RequestError, Unavailable
 from shapestream.scheduling.events import Overload
 from shapestream.serving.dispatcher import Dispatcher
-from shapestream.serving.egress import Egress
-from shapestream.serving.inbox import DEAR, QUANTUM, TENSORS_PER_POINT, Inbox, Item
-from shapestream.serving.kept_replies import same_tensors
-from shapestream.serving.outgoing import GONE, PeerLink
+from shapestream.serving.ends import Egress
+from shapestream.serving.port_traffic import DEAR, GONE, QUANTUM, TENSORS_PER_POINT, Inbox, Item, PeerLink
 from shapestream.serving.served_models import ServedModel, ServedModels
-from shapestream.serving.sessions import CallerUse, ClientSession, RequestRecord, Sessions, queued_sizes
+from shapestream.serving.sessions import (
+    ClientSession,
+    RequestRecord,
+    Sessions,
+    Use,
+    queued_sizes,
+)
 from shapestream.settings import ServerSettings
 from shapestream.slices import SlicedWork, Slices
 from shapestream.telemetry.logging import PRESENT, RateLimit
@@ -47,8 +51,8 @@ from shapestream.wire.messages import (
     Unknown,
     Welcome,
 )
-from shapestream.wire.string_limits import BYTES_PER_POINT, check_inputs
 from shapestream.wire.tags import CALLER, trace_of
+from shapestream.wire.tensor_frames import BYTES_PER_POINT, check_inputs
 from shapestream_engine.errors import ShapeError
 
 log = structlog.get_logger()
@@ -138,9 +142,7 @@ class ClientPort:
         """Serve an item of a connection, and return its price in points."""
         session = self.sessions.by_peer.get(peer)
         if type(item) is RequestEntry and session is not None:
-            admitted = self._admit(peer, session, item, now)
-            price = len(item.tensors.buffers) // TENSORS_PER_POINT + (1 if admitted else DEAR)
-            return price + self._strings_price(item)
+            return len(item.tensors.buffers) // TENSORS_PER_POINT + self._admit(peer, session, item, now)
         if type(item) is Clock and session is not None:
             session.clock.heard(item.sent_us, now)
             return 1
@@ -247,46 +249,48 @@ class ClientPort:
 
     # ---------------------------------------------------------------- requests
 
-    def _admit(self, peer: bytes, session: ClientSession, entry: RequestEntry, now: float) -> bool:
+    def _admit(self, peer: bytes, session: ClientSession, entry: RequestEntry, now: float) -> int:
         """Check a request against its model and its session's limits. The scheduler decides by the load.
 
-        Returns True if the request uses credit now; otherwise it is answered.
+        Returns its price in points. It uses credit from now on, or is answered.
         """
         sequence = entry.sequence
         if sequence in session.running or session.answered.knows(sequence):
             self._again(session, entry)
-            return False
+            return DEAR
         try:
             model = self._models.by_number[entry.model]
             shape = model.resolve(entry.tensors.layout)
         except IndexError:
             text = f"no model has the number {entry.model} here; open a model by its name first"
             self._fail(session, sequence, "invalid", text, entry.tags)
-            return False
+            return DEAR
         except ShapeError as error:
             self._fail(session, sequence, "invalid", f"model {model.name!r}: {error}", entry.tags)
-            return False
+            return DEAR
         if (why := self._models.unavailable.get(model.name)) is not None:
             self._fail(session, sequence, Unavailable.code, why, entry.tags)
-            return False
+            return DEAR
         nbytes, most = shape.total_nbytes, self._settings.window_bytes
         if nbytes > most:
             text = f"{nbytes} bytes in one request; this server takes at most {most}"
             self._fail(session, sequence, "too_large", text, entry.tags)
-            return False
+            return DEAR
         caller = None if entry.tags is None else self._caller(peer, session, entry.tags)
         if (excess := self.sessions.excess(session, caller, nbytes)) is not None:
             self._statistics.overloaded[Overload.CREDIT] += 1
             self._fail(session, sequence, "overloaded", excess, entry.tags)
-            return False
+            return DEAR
+        price = 1
         if model.takes_strings:
+            price += sum(memoryview(buffer).nbytes for buffer in entry.tensors.buffers) // BYTES_PER_POINT
             try:
                 check_inputs(model.signature.inputs, entry.tensors)
             except RequestError as error:
                 self._fail(
                     session, sequence, error.code, f"model {model.name!r}: {error.message}", entry.tags
                 )
-                return False
+                return DEAR + price
         remaining_ms = entry.remaining_ms
         record = RequestRecord(
             id=next(self._ids),
@@ -308,16 +312,9 @@ class ClientPort:
         session.begin(record)
         self._statistics.requests += 1
         self._arrived.append(record)
-        return True
+        return price
 
-    def _strings_price(self, entry: RequestEntry) -> int:
-        """Return the points that checking the strings of a request costs."""
-        models, number = self._models.by_number, entry.model
-        if number >= len(models) or not models[number].takes_strings:
-            return 0
-        return sum(memoryview(buffer).nbytes for buffer in entry.tensors.buffers) // BYTES_PER_POINT
-
-    def _caller(self, peer: bytes, session: ClientSession, tags: dict[str, str]) -> CallerUse | None:
+    def _caller(self, peer: bytes, session: ClientSession, tags: dict[str, str]) -> Use | None:
         """Return the caller that a gateway names, for whom the request counts; None if it counts for its session.
 
         Removes the name if this peer may not give one.
@@ -349,23 +346,22 @@ class ClientPort:
 
         A number that was refused before has not run, leaves no record, and does not come here.
         """
-        sequence, answered = entry.sequence, session.answered
+        sequence, answered, known_by = entry.sequence, session.answered, (entry.model, entry.tensors.layout)
         if (record := session.running.get(sequence)) is not None:
-            if record.served.number == entry.model and same_tensors(record.tensors, entry.tensors):
+            if record.known_by == known_by:
                 self._statistics.duplicates += 1
-            else:
-                self._fail(
-                    session, sequence, Conflict.code, f"{_CONFLICT}, which is being worked on", entry.tags
-                )
+                return
+            code, text = Conflict.code, f"{_CONFLICT}, which is being worked on"
         elif sequence in answered.replies:
-            reply = answered.reply_to(sequence, entry.model, entry.tensors)
+            reply = answered.reply_to(sequence, known_by)
             if reply is not None:
                 self._egress.repeat(session, reply)
-            else:
-                self._fail(session, sequence, Conflict.code, f"{_CONFLICT}, which was answered", entry.tags)
+                return
+            code, text = Conflict.code, f"{_CONFLICT}, which was answered"
         else:
             text = f"number {sequence} was answered before, and the reply is no longer kept"
-            self._fail(session, sequence, AlreadyAnswered.code, text, entry.tags)
+            code = AlreadyAnswered.code
+        self._fail(session, sequence, code, text, entry.tags)
 
     def _fail(
         self,
@@ -458,7 +454,7 @@ class ClientPort:
         While the port has unread messages no session counts as silent, since they may be its own.
         """
         self._egress.kept.expire(now)
-        read_empty = self._inbox.read_empty
+        read_empty = self._socket.drained  # only then is a quiet client silent, and not just unread
         for session in self.sessions:
             if read_empty and now - session.heard_at > self._settings.client_silence_s:
                 self._end(session, "silent", now)

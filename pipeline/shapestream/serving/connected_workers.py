@@ -1,21 +1,53 @@
-"""The workers that are connected to one port: their sessions from begin to end, their slots, and what these report.
+"""The workers that are connected to one port: how they are let in, their sessions, and what follows when they come and go.
 
-A worker leaves this register once, whatever ends it: a goodbye, silence, a broken connection, the end of its process, or a
+A worker's greeting is checked, read in slices, and then begins a session or is refused (`Greetings`). A worker leaves the
+register (`ConnectedWorkers`) once, whatever ends it: a goodbye, silence, a broken connection, the end of its process, or a
 message that cannot be accepted. Its reports are handed to the dispatcher before that, and its other batches run elsewhere.
+
+The owner of the processes that were started for this server (`OwnProcesses`) tells how each ends. Of a worker that dialled
+in, the server knows only its messages.
+
+A model without a worker *yet*, or whose worker is being started again, stays available: its requests wait. A model is
+unavailable when its workers were given up, since its requests would wait for ever. A worker that dials in with it makes it
+available again (`Availability`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
+from typing import Protocol
 
 import structlog
+import trio
 
-from shapestream.serving.availability import Availability
+from shapestream.errors import ConfigurationError
+from shapestream.serving.client_port import ClientPort
 from shapestream.serving.dispatcher import Dispatcher
-from shapestream.serving.outgoing import Outgoing
-from shapestream.serving.workers import ConnectedWorker, SlotRecord, WorkerState
-from shapestream.wire.messages import BatchDone, BatchFailedEntry, Goodbye, SlotHello
+from shapestream.serving.port_traffic import Outgoing
+from shapestream.serving.served_models import ServedModel, ServedModels
+from shapestream.serving.workers import (
+    MAX_NAME,
+    ConnectedWorker,
+    GreetingRefused,
+    Offer,
+    SlotRecord,
+    WorkerState,
+    check_form,
+    check_number,
+    read_offer,
+)
+from shapestream.slices import SlicedWork, Slices
+from shapestream.telemetry.presence import WorkerPresence
+from shapestream.wire.messages import (
+    WORKER_PROTOCOL,
+    BatchDone,
+    BatchFailedEntry,
+    Goodbye,
+    SlotHello,
+    WorkerHello,
+    WorkerRefused,
+)
 from shapestream_engine.batch import BatchReport
 
 log = structlog.get_logger()
@@ -101,7 +133,8 @@ class ConnectedWorkers:
             self._statistics.late_reports += 1
             return
         self._reports.append(slot.report(entry, now))
-        self.dismiss_if_idle(worker, now)
+        if worker.state is not WorkerState.SERVING:
+            self.dismiss_if_idle(worker, now)
 
     def hand_on_reports(self, now: float) -> None:
         """Hand the reports of this turn to the dispatcher, together."""
@@ -170,3 +203,313 @@ class ConnectedWorkers:
         """Tell a connection to end, and ignore it from now on."""
         self._outgoing.say_once(peer, Goodbye())
         self._cut_off(peer)
+
+
+SILENCES_TO_KILL = 10
+"""Multiple of `worker_silence_s` after which a silent process of this server is killed, and so replaced.
+
+It is lost already, and its batches ran elsewhere. One that was only stopped for a while may come back before that.
+"""
+
+
+class ProcessOwner(Protocol):
+    """The starter of worker processes for this server. Its calls return at once."""
+
+    def owns(self, worker: str) -> bool:
+        """Tell whether the process that greets by this name is one of its own, and its end was not told yet."""
+
+    def kill(self, worker: str, reason: str) -> None:
+        """Kill that process. Its end is reported like any other."""
+
+    @property
+    def presences(self) -> Mapping[str, WorkerPresence]:
+        """Return the presence of each worker that it keeps running, by name."""
+
+    def memory_bytes(self) -> Mapping[str, int]:
+        """Return the bytes of RAM of their processes, by the same names."""
+
+
+class OwnProcesses:
+    """The worker processes of this server, as the workers' port knows them; none without an owner."""
+
+    def __init__(self, silence_s: float) -> None:
+        self.owner: ProcessOwner | None = None
+        """The starter of the processes; None if this server has none."""
+        self._silence_s = silence_s
+        self._silent_since: dict[str, float] = {}
+        """Times at which processes were lost for their silence, by name."""
+        self._refused: dict[str, str] = {}
+        """Reasons why greetings were refused, by name, of processes that have not ended yet."""
+
+    def own(self, name: str) -> bool:
+        """Tell whether the worker of this name is one of these processes."""
+        return self.owner is not None and self.owner.owns(name)
+
+    def greeted(self, name: str) -> None:
+        """Forget the silence of a process, since it has greeted again."""
+        self._silent_since.pop(name, None)
+
+    def refused(self, name: str, why: str) -> None:
+        """Keep the reason why a greeting was refused, until the process ends."""
+        if self.own(name):
+            self._refused[name] = why
+
+    def ended(self, name: str) -> str:
+        """Forget a process that has ended. Returns why its greeting was refused; empty if it was not."""
+        self._silent_since.pop(name, None)
+        return self._refused.pop(name, "")
+
+    def silent(self, name: str, now: float) -> None:
+        """Count the silence of a process from now on."""
+        if self.own(name):
+            self._silent_since[name] = now
+
+    def kill_silent(self, now: float) -> None:
+        """Kill the processes that stayed silent."""
+        for name, since in list(self._silent_since.items()):
+            if self.owner is None or not self.owner.owns(name):
+                del self._silent_since[name]
+            elif now - since > SILENCES_TO_KILL * self._silence_s:
+                del self._silent_since[name]
+                self.owner.kill(name, f"it was silent for {now - since:.0f} s")
+
+
+class Availability:
+    """Tells the dispatcher and the clients' port when a model comes, becomes unavailable, and is available again."""
+
+    def __init__(
+        self, models: ServedModels, dispatcher: Dispatcher, clients: ClientPort, *, workers_may_come: bool
+    ) -> None:
+        self._models = models
+        self._dispatcher = dispatcher
+        self._clients = clients
+        self._workers_may_come = workers_may_come
+        self._given_up: dict[str, str] = {}
+        """Reasons by name of model; at most one for each model of the configuration."""
+
+    def models_added(self, models: Iterable[ServedModel], now: float) -> None:
+        """Admit requests for these models, which no worker has brought before."""
+        for model in models:
+            self._dispatcher.model_added(model, now)
+            self._clients.model_added(model)
+        for name, why in self._models.unavailable.items():  # a chain may not fit them
+            self._clients.model_unavailable(name, why)
+
+    def is_served(self, name: str) -> bool:
+        """Tell whether any worker that is here has this model."""
+        return any(name in slot.worker.models for slot in self._dispatcher.slots.values())
+
+    def give_up(self, name: str, why: str, now: float) -> None:
+        """Expect no process for this model any more."""
+        self._given_up[name] = why
+        self.workers_changed(now)
+
+    def own_slots_ended(self, now: float) -> None:
+        """Give up the models that only slots of this process had, if no worker can connect: they cannot come back."""
+        if self._workers_may_come:
+            return
+        for name in self._models.names:
+            if name not in self._models.chains and not self.is_served(name):
+                why = "the threads of all slots in the server's process have ended; restart the server"
+                self.give_up(name, why, now)
+
+    def hope_again(self, name: str) -> None:
+        """Let requests wait for a model whose processes are started again."""
+        if self._given_up.pop(name, None) is not None:
+            self._models.unavailable.pop(name, None)
+
+    def workers_changed(self, now: float) -> None:
+        """Update the models that are new or were given up: a worker may serve them now."""
+        self._models.new -= {name for name in self._models.new if self.is_served(name)}
+        for name, why in self._given_up.items():
+            known = name in self._models.unavailable
+            if self.is_served(name):
+                if known:
+                    log.info("model is available again", model=name)
+                    del self._models.unavailable[name]
+            elif not known:
+                log.error("model is unavailable", model=name, why=why)
+                message = f"model {name!r} is unavailable: {why}"
+                self._models.unavailable[name] = message
+                self._clients.model_unavailable(name, message)
+                self._dispatcher.model_given_up(name, message, now)
+
+
+# Slots that may join at once, and per second after that. A worker with 256 takes about 20 ms to come and go, so that endless
+# greetings take a fiftieth of the event loop's time.
+MOST_JOINS = 8192
+JOINS_PER_S = 256
+# Workers that dialled in and hung, remembered so that they are not welcomed with a slot that is still held.
+MAX_HUNG = 256
+
+_OTHER_FILES = "it has read other bytes of the model's files than those that are served"
+_ADVICE = (
+    "to serve the files as they are now, send the server SIGHUP or restart it; else put the old ones back"
+)
+
+
+class Greetings:
+    """The greetings that are being read, and the reasons for which one is refused."""
+
+    def __init__(
+        self,
+        workers: ConnectedWorkers,
+        outgoing: Outgoing,
+        dispatcher: Dispatcher,
+        models: ServedModels,
+        availability: Availability,
+        processes: OwnProcesses,
+        welcome: Callable[[bytes, Offer, float], None],
+    ) -> None:
+        """`welcome` begins the session of a worker whose offer is accepted."""
+        self._workers = workers
+        self._outgoing = outgoing
+        self._dispatcher = dispatcher
+        self._models = models
+        self._availability = availability
+        self._processes = processes
+        self._welcome = welcome
+        self._statistics = outgoing.statistics
+        self._work = SlicedWork()
+        self._reading: dict[bytes, WorkerHello] = {}
+        """Greetings that are read, by the routing id of the control; `_take_join_room` bounds them."""
+        self._hung: dict[str, None] = {}
+        """Workers that dialled in and hung, the latest, by name."""
+        self._join_room = float(MOST_JOINS)
+        """Slots that may join now; negative after a large worker."""
+        self._joined_at = trio.current_time()
+
+    async def run(self) -> None:
+        """Read greetings until cancelled."""
+        await self._work.run(self._dispatcher.end_turn)
+
+    def reads(self, peer: bytes) -> bool:
+        """Tell whether the greeting of this connection is being read."""
+        return peer in self._reading
+
+    def drop(self, peer: bytes) -> None:
+        """Drop the greeting of this connection."""
+        self._reading.pop(peer, None)
+
+    def drop_all_of(self, name: str) -> None:
+        """Drop the greetings of a worker whose process has ended."""
+        for peer, hello in list(self._reading.items()):
+            if hello.worker == name:
+                del self._reading[peer]
+
+    def refuse_from_now_on(self, name: str) -> None:
+        """Refuse later greetings of a worker that hangs."""
+        self._hung[name] = None
+        if len(self._hung) > MAX_HUNG:
+            del self._hung[next(iter(self._hung))]
+
+    def register(self, peer: bytes, worker: ConnectedWorker | None, hello: WorkerHello, now: float) -> None:
+        """Read a greeting. A worker that greets again, on this connection or another, has forgotten its batches."""
+        try:
+            self._check_version(peer, hello)
+            check_form(hello)
+            self._take_join_room(hello, now)
+        except GreetingRefused as error:
+            self._refuse(peer, worker, hello, error, now)
+            return
+        if worker is not None:
+            self._workers.leave(worker, "greets again", now)
+        self._reading[peer] = hello
+        self._work.add(self._read(peer, hello))
+
+    def _read(self, peer: bytes, hello: WorkerHello) -> Slices[None]:
+        """Read what a worker offers, and welcome it. Without effect where it has gone or greeted again meanwhile."""
+        try:
+            offer = yield from read_offer(hello)
+            if self._reading.get(peer) is not hello:
+                return
+            self._check_identity(peer, hello)
+            if served := self._models.other_files(offer.models, offer.digests):
+                del self._reading[peer]
+                self._refuse_other_files(peer, hello, served, offer)
+                return
+            added = yield from self._models.add_all(offer.models, offer.digests, hello.once)
+        except (GreetingRefused, ConfigurationError) as error:
+            if self._reading.get(peer) is hello:
+                self._refuse(peer, None, hello, error, trio.current_time())
+            return
+        for model in added:
+            self._availability.models_added([model], trio.current_time())
+            yield
+        for name, table in offer.costs.items():
+            self._dispatcher.costs_told(name, table, trio.current_time())
+            yield
+        if self._reading.get(peer) is hello:
+            del self._reading[peer]
+            self._welcome(peer, offer, trio.current_time())
+
+    def _take_join_room(self, hello: WorkerHello, now: float) -> None:
+        """Raise GreetingRefused where slots join faster than the event loop has time for, or with too many models.
+
+        The server's own processes are exempt.
+        """
+        refilled = self._join_room + JOINS_PER_S * (now - self._joined_at)
+        self._join_room, self._joined_at = min(float(MOST_JOINS), refilled), now
+        if not self._processes.own(hello.worker):
+            check_number(hello)
+            if self._join_room <= 0.0:
+                raise GreetingRefused("too many slots join at a time; it may greet again in a few seconds")
+        self._join_room -= hello.slots
+
+    def _check_identity(self, peer: bytes, hello: WorkerHello) -> None:
+        """Raise GreetingRefused for a worker that hangs, and for one that has another's name."""
+        key_of = self._outgoing.socket.key_of
+        name, key = hello.worker, key_of(peer)
+        self._processes.greeted(name)
+        if name in self._hung:  # it holds a slot, whatever it says
+            raise GreetingRefused("it hangs; end its process and start it again")
+        namesakes = [control for control, other in self._workers.controls.items() if other.name == name]
+        if any(key_of(control) != key for control in namesakes):
+            raise GreetingRefused("it has the name of a worker with another key")
+        if key is not None and self._processes.own(name):
+            # Ours come over a private socket. This one's end would be taken for that of ours, and ours be killed for it.
+            raise GreetingRefused("it has the name of a process of this server")
+
+    def _check_version(self, peer: bytes, hello: WorkerHello) -> None:
+        """Tell a worker of another release to end, and raise GreetingRefused."""
+        if hello.protocol != WORKER_PROTOCOL:
+            why = (
+                f"it speaks version {hello.protocol} of the workers' protocol, and this server version {WORKER_PROTOCOL}: "
+                "install the same release of shapestream on both sides"
+            )
+            self._outgoing.say_once(peer, WorkerRefused(model="", message=why))
+            raise GreetingRefused(why)
+
+    def _refuse(
+        self, peer: bytes, worker: ConnectedWorker | None, hello: WorkerHello, error: Exception, now: float
+    ) -> None:
+        # Without its quotes, but with its escapes: a name may try to be a line of its own.
+        name = repr(hello.worker[:MAX_NAME])[1:-1]
+        self._statistics.bad_messages["workers"] += 1
+        log.error("worker refused", worker=name, pid=hello.pid, why=str(error))
+        self._processes.refused(hello.worker, f"it is refused: {error}")
+        if worker is not None:
+            self._workers.leave(worker, "sent what cannot be accepted", now)
+        self.drop(peer)
+        self._workers.turn_away(peer)
+
+    def _refuse_other_files(
+        self, peer: bytes, hello: WorkerHello, served: Mapping[str, str], offer: Offer
+    ) -> None:
+        """Tell a worker to end that has read other files: a model is served from the same bytes everywhere."""
+        for model, digest in served.items():
+            offered = offer.digests.get(model)
+            log.error(
+                "worker refused",
+                worker=hello.worker,
+                pid=hello.pid,
+                model=model,
+                serves=digest,
+                offers=offered,
+                why=_OTHER_FILES,
+                advice=_ADVICE,
+            )
+            why = f"{_OTHER_FILES}: sha256 {offered or 'unknown'} of {model!r}, and {digest} is served ({_ADVICE})"
+            self._outgoing.say_once(peer, WorkerRefused(model=model, message=why))
+        self._statistics.peers_lost["worker: other files"] += 1
+        self._workers.turn_away(peer)

@@ -15,14 +15,13 @@ A report that failed, or has a deadline that comes within `HOLD_S`, does not wai
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from time import perf_counter
-from typing import assert_never
+from typing import Protocol, assert_never
 
 import trio
 
-from shapestream.chains.room import RoomStatistics
 from shapestream.errors import Cancelled
 from shapestream.scheduling import events
 from shapestream.scheduling.actions import (
@@ -43,10 +42,17 @@ from shapestream.scheduling.scheduler import Scheduler
 from shapestream.scheduling.scheduler_statistics import Occupancy
 from shapestream.serving.audits import AuditBook, AuditRun
 from shapestream.serving.chain_desk import ChainDesk, ChainRequest
-from shapestream.serving.egress import Egress, told_code
-from shapestream.serving.ends import BatchEnded, ChainEnded, RequestEnded, StageFailed, run_of
+from shapestream.serving.ends import (
+    BatchEnded,
+    ChainEnded,
+    Egress,
+    RequestEnded,
+    StageFailed,
+    run_of,
+    told_code,
+)
 from shapestream.serving.journal import Journal
-from shapestream.serving.outgoing import REJOIN
+from shapestream.serving.port_traffic import REJOIN, Outgoing, PeerLink
 from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.served_models import ServedModel
 from shapestream.serving.sessions import ClientSession, RequestRecord
@@ -58,6 +64,15 @@ from shapestream_engine.layout import Tensors
 
 HOLD_S = BUNDLE_S
 """Seconds that a report waits at most: those of a bundle, since a slot is not late before."""
+
+
+class Port(Protocol):
+    """A port of the server, as the dispatcher sends by it."""
+
+    outgoing: Outgoing
+
+    def lost(self, link: PeerLink, why: str, now: float) -> None:
+        """Handle messages to this link that could not be sent, or its end."""
 
 
 class HeldReports:
@@ -111,17 +126,17 @@ class Dispatcher:
         journal: Journal,
         *,
         clock: Callable[[], float],
-        flush: Callable[[], None],
         prefetch: bool,
         quarantine: Quarantine,
         audits: AuditBook,
         desk: ChainDesk,
     ) -> None:
-        """`flush` makes the ports send what became ready. `prefetch`: may batches be sent to slots that are busy?"""
+        """`prefetch`: may batches be sent to slots that are busy?"""
         self.quarantine = quarantine
         """What killed workers, and is refused."""
         self._scheduler = scheduler
-        self._flush = flush
+        self.ports: Sequence[Port] = ()
+        """The ports by which messages leave."""
         self._journal = journal
         self._egress = egress
         self._ends = egress.ends
@@ -138,7 +153,7 @@ class Dispatcher:
         self._busy = Occupancy()
         """The slots that have a batch."""
         self._held = HeldReports()
-        self._desk = desk
+        self.desk = desk
         self._followed = False
         """Whether the reports that are taken in have results of chains' stages."""
         self._is_start_due = False
@@ -148,15 +163,16 @@ class Dispatcher:
         """When the alarm rings: at the earliest time that the scheduler waits for."""
         self._alarm_earlier = trio.Event()
         """Set when that has become earlier."""
-        self._idle = trio.Event()
+        self._idle: trio.Event | None = None
+        """Set when no request is left; None while nothing waits for that."""
 
     # ---------------------------------------------------------------- events
 
     def submit(self, records: Sequence[RequestRecord], now: float) -> None:
         """Submit all requests that arrived in one turn, as one event."""
-        if self._desk.has_chains:
+        if self.desk.has_chains:
             records = self._without_chains(records, now)
-        if self.quarantine:
+        if self.quarantine.kept:
             records = self._without_quarantined(records, now)
         if records:
             self._journal.arrived(records)
@@ -169,13 +185,13 @@ class Dispatcher:
         chains = [record for record in records if record.served.chain is not None]
         self._journal.arrived(chains)
         for record in chains:
-            self._desk.begin(record, now)
+            self.desk.begin(record, now)
         return [record for record in records if record.served.chain is None]
 
     def _follow_chains(self, now: float) -> None:
         """Submit and withdraw requests of stages, and reply to chains that are over, until nothing follows."""
-        while self._desk.is_busy:
-            over = self._desk.take()
+        while self.desk.is_busy:
+            over = self.desk.take()
             for request in over.ended:
                 self._end_chain(request, now)
             for id_ in over.withdraw:
@@ -208,7 +224,7 @@ class Dispatcher:
 
     def cancel(self, request: int, now: float) -> None:
         """End a request that its caller withdrew."""
-        if self._desk.has_chains and self._desk.cancel(request, now):
+        if self.desk.has_chains and self.desk.cancel(request, now):
             return
         self._handle(events.RequestCancelled(id=request), now)
 
@@ -219,7 +235,7 @@ class Dispatcher:
             if record.served.chain is None:
                 ids.append(record.id)
             else:
-                ids += self._desk.forget(record, now)
+                ids += self.desk.forget(record, now)
                 record.session.end(record)
                 self._request_ended(record, Cancelled.code, "its client is gone", None, None, now)
         self._handle(events.RequestsAbandoned(ids=tuple(ids)), now)
@@ -227,7 +243,7 @@ class Dispatcher:
     def model_added(self, model: ServedModel, now: float) -> None:
         """Accept requests for this model from now on."""
         if model.chain is not None:
-            self._desk.has_chains = True
+            self.desk.has_chains = True
             return
         self._handle(events.ModelAdded(model=model.profile), now)
         if self._audits.add(model).stopped:
@@ -335,7 +351,7 @@ class Dispatcher:
     def _take_reports(self, now: float) -> None:
         taken = self._held.take()
         # Requests of chains' next stages arrive before any slot gets its next batch: they may be older than what is queued.
-        self._followed = self._desk.has_chains and any(
+        self._followed = self.desk.has_chains and any(
             record.stage is not None for _, batch, _ in taken for record in batch.arrivals
         )
         for report, batch, ended_at in taken:
@@ -392,7 +408,7 @@ class Dispatcher:
                 request=request.arrival, code="draining", message=message, batch=request.batch
             )
             self._fail(failed, self._clock())
-        self._desk.hand_back(message, self._clock())
+        self.desk.hand_back(message, self._clock())
 
     def _batch_ran(
         self,
@@ -527,7 +543,7 @@ class Dispatcher:
         outputs = batch.outputs_of(records)
         assert self._reported is not None
         self._reported.answered, self._reported.outputs = records, outputs
-        if self._desk.has_chains:
+        if self.desk.has_chains:
             records, outputs = self._without_stages(batch, records, outputs, now)
         for record in records:
             record.session.end(record)
@@ -544,7 +560,7 @@ class Dispatcher:
             if record.stage is None:
                 direct.append((record, result))
             elif result is not None:
-                self._desk.answered(record, result, batch, now)
+                self.desk.answered(record, result, batch, now)
         self._journal.statistics.stage_results += len(records) - len(direct)
         return [record for record, _ in direct], [result for _, result in direct]
 
@@ -559,7 +575,7 @@ class Dispatcher:
         may_have_run = may_have_run or (action.batch is not None and not record.served.profile.idempotent)
         if record.stage is not None:
             code = told_code(action.code, may_have_run=may_have_run)
-            if self._desk.failed(record, code, action.message, now):
+            if self.desk.failed(record, code, action.message, now):
                 run = None if action.batch is None else run_of(action.batch)
                 self._ends.add(StageFailed(record=record, at=now, code=code, run=run, action=action))
             return
@@ -594,16 +610,28 @@ class Dispatcher:
     # ---------------------------------------------------------------- turns and time
 
     def end_turn(self) -> None:
-        """Send what is ready, and tell the observers. A port calls this at the end of its turn."""
-        if self._desk.has_chains:
+        """Send what is ready, end the links that could not be sent to, and tell the observers.
+
+        A port calls this at the end of its turn.
+        """
+        if self.desk.has_chains:
             self._follow_chains(self._clock())
-        self._flush()
-        self._ends.tell()
+        lost = True
+        while lost:  # the end of a link may make more messages ready
+            lost = False
+            for port in self.ports:
+                outgoing = port.outgoing
+                if outgoing.ready or outgoing.lost:
+                    for link, why in outgoing.flush():
+                        lost = True
+                        port.lost(link, why, self._clock())
+        if self._ends.added:
+            self._ends.tell()
         wakeup = self._next_wakeup()
         if wakeup < self._alarm_at:
             self._alarm_at = wakeup
             self._alarm_earlier.set()
-        if not self.unfinished:
+        if self._idle is not None and not self.unfinished:
             self._idle.set()
 
     async def run_alarm(self) -> None:
@@ -617,14 +645,14 @@ class Dispatcher:
             if self._next_wakeup() <= now:
                 if self._held.until <= now:
                     self._take_reports(now)
-                self._desk.time_passed(now)
+                self.desk.time_passed(now)
                 self._handle(events.TimePassed(), now)
                 self.end_turn()
 
     def _next_wakeup(self) -> float:
         wakeup, other = self._scheduler.next_wakeup(), self._held.until
-        if self._desk.has_chains:
-            other = min(other, self._desk.next_deadline)
+        if self.desk.has_chains:
+            other = min(other, self.desk.room.next_deadline())
         return other if wakeup is None else min(wakeup, other)
 
     async def wait_idle(self) -> None:
@@ -637,28 +665,15 @@ class Dispatcher:
     def requests(self) -> Iterable[RequestRecord]:
         """Requests that have no terminal reply yet."""
         left: list[Submitted] = [request.arrival for request in self._scheduler.requests.values()]
-        return () if self._handed_back else [*left, *self._desk.records]
-
-    def chain_of(self, number: int) -> ChainRequest | None:
-        """Return the request of a chain with this id; None if it has ended."""
-        return self._desk.request_of(number)
-
-    @property
-    def batches(self) -> Mapping[int, Batch]:
-        """Batches that were started and not reported yet, by number."""
-        return self._scheduler.batches
-
-    @property
-    def room(self) -> RoomStatistics:
-        """What waits for room for its stages, and what is reserved."""
-        return self._desk.room
+        chains = [request.record for request in self.desk.requests.values()]
+        return () if self._handed_back else [*left, *chains]
 
     @property
     def unfinished(self) -> int:
         """Requests that have no terminal reply yet, counted."""
         if self._handed_back:
             return 0
-        waiting = self._desk.waiting if self._desk.has_chains else 0
+        waiting = len(self.desk.room) if self.desk.has_chains else 0
         return len(self._scheduler.requests) + waiting
 
     def busy_s(self, now: float) -> float:

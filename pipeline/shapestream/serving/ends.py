@@ -1,4 +1,4 @@
-"""Ends of batches and requests, and the row of observers that hear of them.
+"""Ends of batches and requests: the replies that clients get, and the row of observers that hear of them.
 
 The dispatcher and egress add each end to the turn's list. Once the turn's messages have left, `Ends.tell` hands every end to
 every observer, in order. So no client waits for counters, stories, log lines, spans or samples. A new observer is one more
@@ -7,21 +7,30 @@ entry of the row, which server.py makes, and one method `ended`.
 Each end is told once. `BatchEnded` comes for each batch that was started, before the ends of those of its requests that
 fail because of it. The answers of a batch are part of its end; each other end of a client's request is a `RequestEnded`. The
 requests of a chain's stages are members of their batches, too; where one fails, that is a `StageFailed`.
+
+`Egress` makes the replies: results and failures become entries, with the timings of each request. They leave at the end of
+the turn, grouped by client (`port_traffic.py`). Large results are sent from the arrays that the slot copied out. No bytes of
+tensors are read or copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf, prod
 from typing import Protocol, TypeAlias
 
+import trio
+
+from shapestream.errors import Draining, Overloaded, Unavailable, WorkerLost, error_from_code
 from shapestream.scheduling.actions import FailRequest
 from shapestream.scheduling.batches import Batch
 from shapestream.serving.chain_desk import ChainRequest
-from shapestream.serving.sessions import ClientSession, RequestRecord
+from shapestream.serving.port_traffic import Outgoing
+from shapestream.serving.sessions import ClientSession, KeptReplies, RequestRecord
 from shapestream.serving.workers import SlotRecord
 from shapestream.telemetry.runs import Member, Owner, Run
+from shapestream.wire.messages import Failure, ResultEntry, Timings
 from shapestream.wire.tags import CALLER, REQUEST_ID, TRACEPARENT
 from shapestream_engine.batch import BatchReport
 from shapestream_engine.layout import RequestShape, Tensors
@@ -111,28 +120,26 @@ class Ends:
     def __init__(self, *observers: Observer) -> None:
         """Tell each end to the observers in this order."""
         self._observers = observers
-        self._ends: list[End] = []
+        self.added: list[End] = []
+        """The ends that the observers have not heard of."""
 
     def add(self, end: End) -> None:
         """Add an end. The observers hear of it when this turn's messages have left."""
-        self._ends.append(end)
+        self.added.append(end)
 
     def tell(self) -> None:
         """Tell the observers of the added ends."""
-        if self._ends:
-            ends, self._ends = self._ends, []
-            for end in ends:
-                if type(end) is BatchEnded:
-                    end.run = run_of(end.batch, end)
-                for observer in self._observers:
-                    observer.ended(end)
+        ends, self.added = self.added, []
+        for end in ends:
+            if type(end) is BatchEnded:
+                end.run = run_of(end.batch, end)
+            for observer in self._observers:
+                observer.ended(end)
 
 
 def _useful(shape: RequestShape, batch: Batch) -> int:
-    """Return the elements of a member. Strings weigh as much as in its call, since nothing is added to any."""
+    """Return the elements of a member with strings. These weigh as much as in its call, since nothing is added to any."""
     strings = batch.queue.profile.strings
-    if not strings:
-        return shape.elements
     return prod(
         [batch.sizes[number] if number in strings else size for number, size in enumerate(shape.sizes)]
     )
@@ -143,13 +150,14 @@ def run_of(batch: Batch, end: BatchEnded | None = None) -> Run:
     report, arrivals = batch.report, batch.arrivals
     left_out = () if report is None else batch.left_out
     ids, ran, rows, useful = [], 0, 0, 0
+    strings = batch.queue.profile.strings
     for record in arrivals:
         shape = record.shape
         ids.append(record.id)
         rows += shape.rows
         if record.id not in left_out:
             ran += 1
-            useful += _useful(shape, batch)
+            useful += _useful(shape, batch) if strings else shape.elements
     answered = () if end is None else end.answered
     began = batch.began
     if report is not None:
@@ -206,3 +214,129 @@ def member_of(record: RequestRecord) -> Member:
     )
     # One is made per request: this takes a third of the time of `Member(*row)`.
     return tuple.__new__(Member, row)
+
+
+REFUSALS = frozenset({Draining.code, Overloaded.code, Unavailable.code})
+"""Codes of requests that did not run: they may be sent again under their numbers. Such replies are not kept."""
+
+
+class Egress:
+    """Makes replies of the ends of requests."""
+
+    def __init__(self, outgoing: Outgoing, kept: KeptReplies, ends: Ends) -> None:
+        self.outgoing = outgoing
+        self.kept = kept
+        self.ends = ends
+        """The ends of this turn, for the observers."""
+        self._statistics = outgoing.statistics
+
+    def deliver(
+        self,
+        records: Sequence[RequestRecord],
+        outputs: Iterable[Tensors | None],
+        batch: Batch,
+        now: float,
+    ) -> None:
+        """Reply with the results of one batch. Members that arrived in the same turn share their `Timings`."""
+        say, keep = self.outgoing.say, self.kept.keep
+        timings, arrived = None, 0.0
+        for record, tensors in zip(records, outputs, strict=True):
+            if tensors is None:
+                raise AssertionError(f"{record!r} was delivered, but has no output")
+            if timings is None or record.arrived != arrived:
+                arrived = record.arrived
+                timings = _timings(batch, record, now)
+            session, sequence = record.session, record.sequence
+            result = ResultEntry(sequence=sequence, timings=timings, tensors=tensors)
+            say(session, result)
+            keep(session.answered, sequence, record.known_by, result)
+
+    def deliver_chain(
+        self, record: RequestRecord, tensors: Tensors, began: float, label: str, now: float
+    ) -> None:
+        """Reply with the result of a chain, whose first call `began` then, and whose last one ran on the slot `label`."""
+        began = min(began, now)
+        timings = Timings(
+            queue_us=round((began - record.arrived) * 1e6),
+            run_us=round((now - began) * 1e6),
+            total_us=round((now - record.arrived) * 1e6),
+            batch_requests=1,
+            batch_rows=1,
+            worker=label,
+            digest=None,
+        )
+        result = ResultEntry(sequence=record.sequence, timings=timings, tensors=tensors)
+        self.outgoing.say(record.session, result)
+        self.kept.keep(record.session.answered, record.sequence, record.known_by, result)
+
+    def fail(self, record: RequestRecord, action: FailRequest, *, may_have_run: bool) -> Failure:
+        """Reply to an admitted request that ends without a result. `may_have_run`: and must not run twice."""
+        message = action.message
+        code = told_code(action.code, may_have_run=may_have_run)
+        if code != action.code:
+            message = f"{message}; {_MAY_HAVE_RUN}"
+        failure = _failure(record.sequence, code, message, action.retry_after_s)
+        self.outgoing.say(record.session, failure)
+        if code not in REFUSALS:
+            self._keep(record, failure)
+        return failure
+
+    def forgotten(self, record: RequestRecord) -> None:
+        """Note the end of a request that may have run and must not run twice, and whose client is gone."""
+        why = f"its client left while it ran; {_MAY_HAVE_RUN}"
+        self._keep(record, _failure(record.sequence, WorkerLost.code, why))
+
+    def refuse(self, session: ClientSession, sequence: int, code: str, message: str) -> None:
+        """Reply to a request that was not admitted, and has no record."""
+        failure = _failure(sequence, code, message)
+        self.outgoing.say(session, failure)
+        self.ends.add(
+            RequestRefused(
+                session=session,
+                sequence=sequence,
+                at=trio.current_time(),
+                code=failure.code,
+                message=message,
+            )
+        )
+
+    def repeat(self, session: ClientSession, reply: ResultEntry | Failure) -> None:
+        """Give a reply again."""
+        self._statistics.repeated += 1
+        self.outgoing.say(session, reply)
+
+    def _keep(self, record: RequestRecord, failure: Failure) -> None:
+        self.kept.keep(record.session.answered, record.sequence, record.known_by, failure)
+
+
+def told_code(code: str, *, may_have_run: bool) -> str:
+    """Return the code that a client is told: a request that may have run, and must not run twice, was no refusal."""
+    return WorkerLost.code if may_have_run and code in REFUSALS else code
+
+
+def _timings(batch: Batch, record: RequestRecord, now: float) -> Timings:
+    """Return the timings of a member that is answered now."""
+    slot, arrived = batch.slot.peer, record.arrived
+    return Timings(
+        queue_us=round((batch.began - arrived) * 1e6),
+        run_us=batch.run_us,
+        total_us=round((now - arrived) * 1e6),
+        batch_requests=len(batch.arrivals),
+        batch_rows=batch.sizes[0] if record.served.profile.has_batch else 1,
+        worker=slot.label,
+        digest=slot.worker.digests.get(record.model),
+    )
+
+
+def _failure(sequence: int, code: str, message: str, retry_after_s: float | None = None) -> Failure:
+    error = error_from_code(code, message)
+    return Failure(
+        sequence=sequence,
+        code=error.code,
+        message=message,
+        retryable=error.retryable,
+        retry_after_ms=None if retry_after_s is None else max(1, round(retry_after_s * 1000)),
+    )
+
+
+_MAY_HAVE_RUN = "whether it ran is not known, and this model's requests are never run twice"

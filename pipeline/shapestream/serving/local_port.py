@@ -13,11 +13,9 @@ import structlog
 import trio
 
 from shapestream.errors import ProtocolError
-from shapestream.serving.availability import Availability
-from shapestream.serving.connected_workers import ConnectedWorkers
+from shapestream.serving.connected_workers import Availability, ConnectedWorkers
 from shapestream.serving.dispatcher import Dispatcher
-from shapestream.serving.inbox import Item
-from shapestream.serving.outgoing import GONE, REJOIN, REJOIN_S, Outgoing, PeerLink
+from shapestream.serving.port_traffic import GONE, REJOIN, REJOIN_S, Item, Outgoing, PeerLink
 from shapestream.serving.served_models import ServedModels
 from shapestream.serving.slot_threads import (
     BatchWithdrawn,

@@ -25,44 +25,44 @@ _Fingerprint: TypeAlias = tuple[str, Layout, int]
 class Quarantine:
     """The last `max_requests` requests, each kept for `keep_s` seconds. A new one replaces the oldest."""
 
-    __slots__ = ("_fingerprints", "_kept", "keep_s", "max_requests")
+    __slots__ = ("_fingerprints", "keep_s", "kept", "max_requests")
 
     def __init__(self, max_requests: int, keep_s: float) -> None:
         """With 0 requests, or 0 s, nothing is ever refused."""
         self.max_requests = max_requests
         self.keep_s = keep_s
-        self._kept: dict[bytes, tuple[float, _Fingerprint]] = {}
+        self.kept: dict[bytes, tuple[float, _Fingerprint]] = {}
         """Time of expiry, and fingerprint, by digest. The first one expires first."""
         self._fingerprints: Counter[_Fingerprint] = Counter()
         """Number of kept requests by fingerprint."""
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self.kept)
 
     def __repr__(self) -> str:
-        return f"<quarantine: {len(self._kept)} of {self.max_requests} requests>"
+        return f"<quarantine: {len(self.kept)} of {self.max_requests} requests>"
 
     def keep(self, model: str, tensors: Tensors, now: float) -> str:
         """Keep a request, or renew its time. Returns its digest, for logs."""
         digest = digest_of(model, tensors)
-        if digest in self._kept:
+        if digest in self.kept:
             self._drop(digest)
-        while self._kept and len(self._kept) >= self.max_requests:
-            self._drop(next(iter(self._kept)))
+        while self.kept and len(self.kept) >= self.max_requests:
+            self._drop(next(iter(self.kept)))
         if self.max_requests and self.keep_s:
             fingerprint = _fingerprint(model, tensors)
-            self._kept[digest] = (now + self.keep_s, fingerprint)
+            self.kept[digest] = (now + self.keep_s, fingerprint)
             self._fingerprints[fingerprint] += 1
         return digest.hex()
 
     def holds(self, model: str, tensors: Tensors, now: float) -> bool:
         """Tell whether a request equals a kept one: the same model, and the same bytes in the same layout."""
-        while self._kept and next(iter(self._kept.values()))[0] <= now:
-            self._drop(next(iter(self._kept)))
-        return _fingerprint(model, tensors) in self._fingerprints and digest_of(model, tensors) in self._kept
+        while self.kept and next(iter(self.kept.values()))[0] <= now:
+            self._drop(next(iter(self.kept)))
+        return _fingerprint(model, tensors) in self._fingerprints and digest_of(model, tensors) in self.kept
 
     def _drop(self, digest: bytes) -> None:
-        _, fingerprint = self._kept.pop(digest)
+        _, fingerprint = self.kept.pop(digest)
         self._fingerprints -= Counter((fingerprint,))  # and removes entries of count 0
 
 

@@ -20,18 +20,15 @@ from shapestream.scheduling.queueing import RequestState
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.audits import AuditBook
 from shapestream.serving.dispatcher import Dispatcher
-from shapestream.serving.event_stream import MOST_BATCHES
-from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.served_models import ServedModels
-from shapestream.serving.sessions import RequestRecord, Sessions
+from shapestream.serving.sessions import KeptReplies, RequestRecord, Sessions
 from shapestream.serving.stories import MOST_TOLD, Stories
 from shapestream.serving.story_words import nothing_of, story_of
 from shapestream.serving.worker_port import WorkerPort
 from shapestream.serving.workers import ConnectedWorker, WorkerState
 from shapestream.settings import ServerSettings
 from shapestream.slices import Slices
-from shapestream.telemetry.counters import ServerStatistics
-from shapestream.telemetry.last_minute import LastMinute
+from shapestream.telemetry.counters import LastMinute, ServerStatistics
 from shapestream.telemetry.metrics import ServerSnapshot, told_now
 from shapestream.telemetry.presence import ConfiguredWorker, Presence
 from shapestream.telemetry.runs import ClientId
@@ -44,6 +41,8 @@ MOST_SLOTS_SHOWN = 128
 """Slots on the page, which has a row for each."""
 REQUESTS_PER_SLICE = 2048
 """Requests whose stages are counted in one turn of the event loop: half a millisecond."""
+MOST_BATCHES = 512
+"""Batches that the page keeps for its viewers: with 50 batches per second, those of ten seconds."""
 SLOWEST_SHOWN = 12
 """Stories on the page; each takes about 50 us to make."""
 
@@ -155,7 +154,7 @@ class Readings:
             peers_refused=self._peers_refused(),
             audit=self.audits.to_dict(),
             chains=sorted(self.models.chains),
-            room=self.dispatcher.room,
+            room=self.dispatcher.desk.room.statistics(),
         )
 
     def statistics(self) -> Slices[dict[str, Any]]:
@@ -195,7 +194,7 @@ class Readings:
         return {slot.worker for slot in self.dispatcher.slots.values()}
 
     def _configured_workers(self) -> list[ConfiguredWorker]:
-        owner = None if self.worker_port is None else self.worker_port.owner
+        owner = None if self.worker_port is None else self.worker_port.processes.owner
         if owner is None:
             return []
         memory = owner.memory_bytes()

@@ -11,13 +11,18 @@
 
 A turn never awaits between reading and sending. So the parts call each other as plain methods and share no lock.
 The admin port reads the server on this loop, too (readings.py).
+
+Costs that were learned from traffic are kept on disk for the next server, beside the measured tables (docs/scheduling.md):
+once a minute, and at the end. Each writing replaces the last one as a whole. It runs in a thread, since the event loop must
+not wait for a slow disk.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,46 +30,44 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import trio
 
+from shapestream.addresses import is_beyond_loopback, is_protectable
 from shapestream.chains.spec import ChainSpec
+from shapestream.errors import ConfigurationError
 from shapestream.scheduling.hang_watch import HangLimits
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.allocator import IDLE_BYTES, give_back_freed_memory
 from shapestream.serving.auditor import Auditor, kept_in
 from shapestream.serving.audits import AuditBook
-from shapestream.serving.availability import Availability
 from shapestream.serving.chain_desk import ChainDesk
 from shapestream.serving.client_port import ClientPort
-from shapestream.serving.cost_keeper import CostKeeper
+from shapestream.serving.connected_workers import Availability, ProcessOwner
 from shapestream.serving.dispatcher import Dispatcher
-from shapestream.serving.egress import Egress
-from shapestream.serving.ends import Ends, Observer
+from shapestream.serving.ends import Egress, Ends, Observer
 from shapestream.serving.journal import Journal
-from shapestream.serving.kept_replies import KeptReplies
-from shapestream.serving.listening import listen
 from shapestream.serving.local_port import LocalPort
-from shapestream.serving.outgoing import Outgoing
-from shapestream.serving.own_processes import ProcessOwner
+from shapestream.serving.port_traffic import Outgoing
 from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.readings import Readings
 from shapestream.serving.served_models import ServedModels
-from shapestream.serving.sessions import Sessions
+from shapestream.serving.sessions import KeptReplies, Sessions
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.serving.stories import Stories
 from shapestream.serving.worker_port import LastState, WorkerPort
 from shapestream.settings import ModelSettings, ServerSettings
 from shapestream.slices import at_once
-from shapestream.telemetry.counters import ServerStatistics
-from shapestream.telemetry.last_minute import LastMinute
+from shapestream.telemetry.counters import LastMinute, ServerStatistics
 from shapestream.telemetry.logging import LogFormat, LogLevel, change
 from shapestream.telemetry.trace import TraceRecorder
 from shapestream.transport.curve import KeyRing, KeyRole, ProtectedRouter, ServerSecurity
 from shapestream.transport.interface import PeerSocket
-from shapestream.transport.zeromq import OutboxRoom
-from shapestream.wire.codec import codec_of
-from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
-from shapestream.wire.liveness import STALL_S
-from shapestream.wire.messages import Role
+from shapestream.transport.router import OutboxRoom, RouterSocket
+from shapestream.transport.zeromq import SocketOptions
+from shapestream.wire.codec import codec_of, encode
+from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS, Limits
+from shapestream.wire.messages import Goodbye, Role
+from shapestream.wire.peers import STALL_S
 from shapestream_engine.calibration_cache import CostCache
+from shapestream_engine.cost_table import LearnedCosts
 
 if TYPE_CHECKING:
     from shapestream.serving.tracing import RequestTracer
@@ -113,11 +116,18 @@ class Server:
         self._last_minute = LastMinute(self._counters, started)
         self._cost_keeper = None if cost_cache is None else CostKeeper(cost_cache)
         self._scheduler = _scheduler_of(settings, self._cost_keeper)
+        request_ids = count(1)
+        desk = ChainDesk(
+            models,
+            request_ids,
+            max_requests=settings.max_queued_requests,
+            max_bytes=settings.max_queued_bytes,
+        )
         self._stories = Stories(
             self._scheduler.troubles,
-            lambda: self._dispatcher.batches,
+            lambda: self._scheduler.batches,
             self._labels_of,
-            lambda number: self._dispatcher.chain_of(number),  # noqa: PLW0108 - the dispatcher comes later
+            desk.requests,
         )
         trace = None if settings.record_trace is None else TraceRecorder(Path(settings.record_trace))
         self._journal = Journal(self._counters, trace)
@@ -130,23 +140,16 @@ class Server:
         )
 
         outgoing = Outgoing(clients, "clients", self._counters, codec_of(Role.SERVER_OF_CLIENTS))
-        request_ids = count(1)
         egress = Egress(outgoing, kept, Ends(*self._observers(audits)))
         self._dispatcher = Dispatcher(
             self._scheduler,
             egress,
             self._journal,
             clock=trio.current_time,
-            flush=self._flush,
             prefetch=settings.prefetch,
             quarantine=Quarantine(settings.quarantine_requests, settings.quarantine_s),
             audits=audits,
-            desk=ChainDesk(
-                models,
-                request_ids,
-                max_requests=settings.max_queued_requests,
-                max_bytes=settings.max_queued_bytes,
-            ),
+            desk=desk,
         )
         self._auditor = Auditor(audits, self._dispatcher, folder)
         self.readings = Readings(
@@ -184,6 +187,7 @@ class Server:
             models, self._dispatcher, self._client_port, workers_may_come=workers is not None
         )
         self._ports: list[ClientPort | WorkerPort | LocalPort] = [self._client_port]
+        self._dispatcher.ports = self._ports
         self._remote_ports: list[ClientPort | WorkerPort] = [self._client_port]
         """The ports whose peers are other processes."""
         self._worker_port: WorkerPort | None = None
@@ -240,7 +244,7 @@ class Server:
             {(group, how): 0 for group in groups.values() for how in ("died", "ended")}
         )
         if self._worker_port is not None:
-            self._worker_port.owner = owner
+            self._worker_port.processes.owner = owner
 
     async def worker_ended(self, worker: str, *, died: bool, group: int = 0) -> LastState:
         """Run the batches of a worker whose process has ended on other slots, without waiting for `worker_silence_s`.
@@ -388,17 +392,6 @@ class Server:
             models=self._models.names,
         )
 
-    def _flush(self) -> None:
-        """Send all ready messages, and end the links that could not be sent to. That may make more messages ready."""
-        lost = True
-        while lost:
-            lost = False
-            for port in self._ports:
-                if port.outgoing.ready or port.outgoing.lost:
-                    for link, why in port.outgoing.flush():
-                        lost = True
-                        port.lost(link, why, trio.current_time())
-
     async def _beat(self) -> None:
         requests = 0
         while True:
@@ -510,3 +503,107 @@ async def serve(
         for socket in (client_socket, worker_socket):
             if socket is not None:
                 socket.close()
+
+
+SENT_AHEAD = 32
+"""Messages that libzmq buffers for a peer that does not read, besides its outbox.
+
+A message to a client has about 1 MiB at most (`CLIENT_LIMITS`), or holds one larger result.
+"""
+
+
+def listen(
+    addresses: Sequence[str],
+    settings: ServerSettings,
+    keys: ServerSecurity | None,
+    port: str,
+    roles: Sequence[KeyRole],
+    room: OutboxRoom,
+    limits: Limits,
+) -> RouterSocket:
+    """Bind a socket to all these addresses, for peers whose key has one of these roles.
+
+    port: name in logs and counters.
+    room: bytes that the outboxes of all ports may hold together.
+    limits: the largest messages of this port.
+
+    Raises AddressInUse, and ConfigurationError for an address that other machines reach, without `keys` or
+    `security: network`.
+    """
+    open_to_all = [address for address in addresses if is_beyond_loopback(address)]
+    if open_to_all and keys is None and not settings.network_is_safe:
+        raise ConfigurationError(
+            [f"{address}: other machines reach it (security is needed)" for address in open_to_all]
+        )
+    if open_to_all and keys is None:
+        advice = "each can end this process, too: use keys (docs/security.md)"
+        log.warning(
+            "every peer that reaches these addresses is let in", port=port, listen=open_to_all, advice=advice
+        )
+    # CURVE requires keys at tcp addresses only.
+    asks = keys is not None and any(map(is_protectable, addresses))
+    # One frame for the header, and one too many, by which the decoder recognises a message to refuse.
+    (farewell,) = encode([Goodbye()])
+    asked = SocketOptions(
+        high_water_mark=SENT_AHEAD, max_frames=limits.max_frames + 2, farewell=bytes(farewell)
+    )
+    socket = (
+        ProtectedRouter(keys, roles, port=port, options=asked, room=room)
+        if asks and keys
+        else RouterSocket(options=asked, room=room)
+    )
+    with ExitStack() as unless_bound:
+        unless_bound.callback(socket.close)
+        for address in addresses:
+            socket.bind(address)
+        unless_bound.pop_all()
+    return socket
+
+
+KEEP_EVERY_S = 60.0
+"""Seconds between two writings. A killed server loses what it learned since the last one."""
+CLOSE_GRACE_S = 2.0
+"""Seconds to wait for the last writing, for a disk that does not answer."""
+
+
+class CostKeeper:
+    """The learned costs of one server. Only `run` writes, so that no older state can replace a newer one."""
+
+    def __init__(self, cache: CostCache) -> None:
+        self._cache = cache
+        self._kept: dict[str, int] = {}
+        """Batches that the last written costs were learned from, by table."""
+        self._closing = trio.Event()
+        self._closed = trio.Event()
+
+    def read(self) -> Mapping[str, LearnedCosts]:
+        """Read the costs that earlier servers have written, by table."""
+        found = self._cache.all_learned()
+        log.debug("learned costs read", tables=len(found))
+        return found
+
+    async def run(self, learned: Callable[[float], Sequence[LearnedCosts]]) -> None:
+        """Write the costs that `learned` returns, until closed or cancelled. It gets the time in seconds since the epoch."""
+        last = False
+        while not last:
+            with trio.move_on_after(KEEP_EVERY_S):
+                await self._closing.wait()
+            last = self._closing.is_set()
+            known = learned(time.time())
+            news = [one for one in known if self._kept.get(one.table) != one.batches]
+            if news:
+                await trio.to_thread.run_sync(self._write, news, abandon_on_cancel=True)
+            self._kept = {one.table: one.batches for one in known}
+        self._closed.set()
+
+    async def aclose(self) -> None:
+        """End `run` after a last writing, or after `CLOSE_GRACE_S` seconds."""
+        self._closing.set()
+        with trio.move_on_after(CLOSE_GRACE_S) as scope:
+            await self._closed.wait()
+        if scope.cancelled_caught:
+            log.warning("learned costs not kept", why=f"not written within {CLOSE_GRACE_S:g} s")
+
+    def _write(self, news: Sequence[LearnedCosts]) -> None:
+        for one in news:
+            self._cache.keep_learned(one)

@@ -5,6 +5,11 @@ another key is another client. The sessions of one key share a number at the sch
 
 A gateway is one client, and asks for many. The name that it gives stands for the same caller at every gateway and in every
 process, so shares, limits of the queue and caps follow the name.
+
+Replies to finished requests are kept (`KeptReplies`), so that a request that is sent again is answered again, and not run
+again. A reply is lost if its connection breaks; the client then sends the request again under the same number. The last
+replies of each client are kept, within limits of number, bytes and age. Older numbers count as answered. Replies belong to
+the client, not to a connection or session, and end with the server's process.
 """
 
 from __future__ import annotations
@@ -17,13 +22,13 @@ from typing import NamedTuple
 
 from shapestream.chains.run import StageRequest
 from shapestream.scheduling.events import Arrival
-from shapestream.serving.kept_replies import ClientReplies, KeptReplies
-from shapestream.serving.outgoing import PeerLink
-from shapestream.serving.peer_clock import PeerClock
+from shapestream.serving.port_traffic import PeerLink
 from shapestream.serving.served_models import ServedModel
 from shapestream.settings import ServerSettings
 from shapestream.telemetry.runs import ClientId
-from shapestream_engine.layout import RequestShape, Tensors, value
+from shapestream.wire.messages import Failure, ResultEntry
+from shapestream.wire.peers import PeerClock
+from shapestream_engine.layout import Layout, RequestShape, Tensors, value
 
 PLACES_PER_KEY = 9
 """One key may have eight ninths of all sessions, so that there is room for others."""
@@ -52,13 +57,18 @@ class RequestRecord(Arrival):
     arrived: float
     tags: dict[str, str] | None = None
     """The tags of its client (`wire/tags.py`)."""
-    caller: CallerUse | None = None
+    caller: Use | None = None
     """The caller that a gateway named."""
     stage: StageRequest | None = None
     """The stage of a chain that it is for. Session, number and caller are those of the chain's request, whose reply is the
     only one. None: a client sent it."""
     parent: Parent | None = None
     """The chain's request."""
+
+    @property
+    def known_by(self) -> tuple[int, Layout]:
+        """The number of the model, and the layout: by these, another request with the same number is recognised."""
+        return self.served.number, self.tensors.layout
 
     def of_stage(
         self, id_: int, served: ServedModel, shape: RequestShape, part: StageRequest, now: float
@@ -91,21 +101,26 @@ def queued_sizes(shape: RequestShape) -> tuple[int, ...]:
     return shape.rounded if shape.answer is None else (0,) * len(shape.rounded)
 
 
-class CallerUse:
-    """The requests of one caller at all gateways together."""
+class Use:
+    """The requests of one caller at all gateways together, or of all sessions of one key.
 
-    __slots__ = ("held_bytes", "number", "requests")
+    It outlives the sessions: reconnecting does not free a key's credit.
+    """
+
+    __slots__ = ("held_bytes", "number", "requests", "sessions")
 
     def __init__(self, number: int) -> None:
         self.number = number
-        """The scheduler's number of this caller."""
+        """The scheduler's number of this caller, or key."""
+        self.sessions = 0
+        """The sessions of a key."""
         self.requests = 0
         """Requests without a terminal reply."""
         self.held_bytes = 0
         """Bytes of those requests' tensors."""
 
     def __repr__(self) -> str:
-        return f"<caller: {self.requests} requests, {self.held_bytes} bytes>"
+        return f"<use: {self.sessions} sessions, {self.requests} requests, {self.held_bytes} bytes>"
 
 
 class Callers:
@@ -115,39 +130,21 @@ class Callers:
         """`numbers`: numbers of clients at the scheduler that nobody has yet."""
         self._numbers = numbers
         self._most = most
-        self._by_name: OrderedDict[str, CallerUse] = OrderedDict()
+        self._by_name: OrderedDict[str, Use] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def of(self, name: str) -> CallerUse:
+    def of(self, name: str) -> Use:
         """Return the use of this caller. One that was forgotten begins like a new client, also while its requests run."""
         use = self._by_name.get(name)
         if use is None:
-            use = self._by_name[name] = CallerUse(next(self._numbers))
+            use = self._by_name[name] = Use(next(self._numbers))
             if len(self._by_name) > self._most:
                 self._by_name.popitem(last=False)
         else:
             self._by_name.move_to_end(name)
         return use
-
-
-class KeyUse:
-    """The requests of all sessions of one key. It outlives the sessions: reconnecting does not free a key's credit."""
-
-    __slots__ = ("held_bytes", "number", "requests", "sessions")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        """The scheduler's number of this key."""
-        self.sessions = 0
-        self.requests = 0
-        """Requests without a terminal reply."""
-        self.held_bytes = 0
-        """Bytes of those requests' tensors."""
-
-    def __repr__(self) -> str:
-        return f"<key: {self.sessions} sessions, {self.requests} requests, {self.held_bytes} bytes>"
 
 
 class ClientSession(PeerLink):
@@ -172,7 +169,7 @@ class ClientSession(PeerLink):
         answered: ClientReplies,
         peer: bytes,
         now: float,
-        key_use: KeyUse | None = None,
+        key_use: Use | None = None,
     ) -> None:
         super().__init__(peer, now)
         self.heard_by = peer
@@ -237,7 +234,7 @@ class Sessions:
         self._key_bytes = settings.windows_per_key * settings.window_bytes
         self._caller_requests = max(1, settings.window_requests // CREDIT_PER_CALLER)
         self._caller_bytes = settings.window_bytes // CREDIT_PER_CALLER
-        self._keys: dict[str, KeyUse] = {}
+        self._keys: dict[str, Use] = {}
         """Every key that was ever used here. The operator's lists of keys limit their number."""
         self._numbers = count()
         self.callers = Callers(self._numbers, settings.max_clients)
@@ -251,7 +248,7 @@ class Sessions:
     def __len__(self) -> int:
         return len(self.by_client)
 
-    def excess(self, session: ClientSession, caller: CallerUse | None, nbytes: int) -> str | None:
+    def excess(self, session: ClientSession, caller: Use | None, nbytes: int) -> str | None:
         """Name the limit that one more request of `nbytes` bytes exceeds; None if it exceeds none.
 
         A caller may always have one request, of any size that a client may send.
@@ -276,7 +273,7 @@ class Sessions:
         key = client[1]
         use = None
         if key is not None and (use := self._keys.get(key)) is None:
-            use = self._keys[key] = KeyUse(next(self._numbers))
+            use = self._keys[key] = Use(next(self._numbers))
         if len(self.by_client) >= self._max_sessions or self._is_at_cap(use):
             return None
         number = next(self._numbers) if use is None else use.number
@@ -303,7 +300,7 @@ class Sessions:
         ]
         return min(absent, key=lambda session: session.heard_at, default=None)
 
-    def _is_at_cap(self, use: KeyUse | None) -> bool:
+    def _is_at_cap(self, use: Use | None) -> bool:
         return use is not None and use.sessions >= self._max_per_key
 
     def move(self, session: ClientSession, peer: bytes) -> None:
@@ -329,3 +326,173 @@ class Sessions:
 
 def _beyond(owner: str, requests: int, nbytes: int) -> str:
     return f"more than this {owner}'s credit: {requests} requests, {nbytes} bytes unanswered"
+
+
+OVERHEAD_NBYTES = 512
+"""Bytes that each reply counts besides its tensors, for the objects around them."""
+MAX_ABSENT = 4096
+"""Remembered clients without a session; beyond it, the client that left first is forgotten."""
+
+
+class _KeptReply(NamedTuple):
+    """A request's terminal reply, and the model and layout by which a different request with its number is recognised.
+
+    It is a named tuple because one is made per request: a frozen dataclass takes a microsecond longer.
+    """
+
+    known_by: tuple[int, Layout]
+    """As `RequestRecord.known_by`."""
+    reply: ResultEntry | Failure
+    nbytes: int
+    given_at: float
+
+
+class ClientReplies:
+    """The finished requests of one client: the last replies by number, the oldest first."""
+
+    __slots__ = ("below", "client", "nbytes", "replies")
+
+    def __init__(self, client: ClientId) -> None:
+        self.client = client
+        # An OrderedDict, since the oldest are dropped: a dict walks over all dropped entries to find its first one.
+        self.replies: OrderedDict[int, _KeptReply] = OrderedDict()
+        self.below = 0
+        """Smaller numbers without a kept reply count as answered."""
+        self.nbytes = 0
+
+    def knows(self, sequence: int) -> bool:
+        """Tell whether a request with this number may have been answered."""
+        return sequence < self.below or sequence in self.replies
+
+    def reply_to(self, sequence: int, known_by: tuple[int, Layout]) -> ResultEntry | Failure | None:
+        """Return the reply to this request; None if the number's reply answered one of another model or layout.
+
+        Raises KeyError if no reply to this number is kept.
+        """
+        kept = self.replies[sequence]
+        return kept.reply if kept.known_by == known_by else None
+
+    def pass_by(self, sequence: int) -> None:
+        """Count this number, and those below it, as answered."""
+        self.below = max(self.below, sequence + 1)
+
+    def __repr__(self) -> str:
+        kept = f"{len(self.replies)} kept, {self.nbytes} bytes"
+        return f"<answered {self.client[0].hex()[:12]}: {kept}, all below {self.below}>"
+
+
+class KeptReplies:
+    """The finished requests of all clients.
+
+    Each client keeps its last `max_replies`. With the limit of its unanswered requests as `max_replies`, every reply that
+    the client missed is among them. All clients together keep `max_bytes`; beyond it, the clients with the most bytes lose
+    the older half of theirs, so that no client displaces another's. `max_age_s` is exact to the interval between calls of
+    `expire`.
+    """
+
+    def __init__(self, *, max_bytes: int, max_age_s: float, max_replies: int, now: float) -> None:
+        self._max_bytes = max_bytes
+        self._max_age_s = max_age_s
+        self._max_replies = max_replies
+        self._now = now
+        self._by_client: dict[ClientId, ClientReplies] = {}
+        self._absent: OrderedDict[ClientId, None] = OrderedDict()
+        self._holders: dict[ClientReplies, None] = {}
+        """The clients with kept replies; the values have no meaning."""
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        """Return the number of kept replies."""
+        return sum([len(answered.replies) for answered in self._holders])
+
+    def of(self, client: ClientId) -> ClientReplies:
+        """Return the finished requests of a client that has a session now."""
+        self._absent.pop(client, None)
+        answered = self._by_client.get(client)
+        if answered is None:
+            answered = self._by_client[client] = ClientReplies(client)
+        return answered
+
+    def left(self, client: ClientId) -> None:
+        """Note that the client has no session any more. It may come back."""
+        self._absent[client] = None
+        if len(self._absent) > MAX_ABSENT:
+            self._forget(next(iter(self._absent)))
+
+    def keep(
+        self,
+        answered: ClientReplies,
+        sequence: int,
+        known_by: tuple[int, Layout],
+        reply: ResultEntry | Failure,
+    ) -> None:
+        """Keep the reply to this client's request."""
+        nbytes = OVERHEAD_NBYTES
+        if type(reply) is ResultEntry:
+            for buffer in reply.tensors.buffers:
+                nbytes += memoryview(buffer).nbytes
+        if nbytes > self._max_bytes:
+            answered.pass_by(sequence)
+            return
+        row = known_by, reply, nbytes, self._now
+        # One is made per request: this takes a third of the time of `_KeptReply(*row)`.
+        answered.replies[sequence] = tuple.__new__(_KeptReply, row)
+        answered.nbytes += nbytes
+        self._holders[answered] = None
+        self.nbytes += nbytes
+        if len(answered.replies) > self._max_replies:
+            self._drop_oldest(answered)
+        if self.nbytes > self._max_bytes:
+            self._make_room()
+
+    def drop(self, answered: ClientReplies) -> None:
+        """Drop all replies to a client that said goodbye: it will not ask for them. Their numbers stay known."""
+        while answered.replies:
+            self._drop_oldest(answered)
+
+    def expire(self, now: float) -> None:
+        """Drop the replies that are too old, and forget absent clients without any. Call it once per heartbeat."""
+        self._now = now
+        oldest = now - self._max_age_s
+        for answered in list(self._holders):
+            while answered.replies and next(iter(answered.replies.values())).given_at <= oldest:
+                self._drop_oldest(answered)
+        absent = [self._by_client[client] for client in self._absent]
+        for answered in absent:
+            if not answered.replies and not answered.below:
+                self._forget(answered.client)
+
+    def _make_room(self) -> None:
+        """Halve the replies of clients, those with the most bytes first, until an eighth of the room is free.
+
+        So this is rare: sorting 1000 clients takes longer than serving a request.
+        """
+        for holder in sorted(self._holders, key=lambda holder: holder.nbytes, reverse=True):
+            if self.nbytes <= self._max_bytes - self._max_bytes // 8:
+                break
+            half = holder.nbytes // 2
+            while holder.nbytes > half:
+                self._drop_oldest(holder)
+
+    def _drop_oldest(self, answered: ClientReplies) -> None:
+        """Drop the oldest reply of a client. Its number still counts as answered."""
+        sequence, kept = answered.replies.popitem(last=False)
+        answered.pass_by(sequence)
+        answered.nbytes -= kept.nbytes
+        self.nbytes -= kept.nbytes
+        if not answered.replies:
+            del self._holders[answered]
+
+    def _forget(self, client: ClientId) -> None:
+        del self._absent[client]
+        self.drop(self._by_client.pop(client))
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the sums are wrong; for tests."""
+        answered = list(self._by_client.values())
+        assert set(self._holders) == {one for one in answered if one.replies}
+        assert self._absent.keys() <= self._by_client.keys()
+        assert self.nbytes == sum(one.nbytes for one in answered) <= self._max_bytes
+        for one in answered:
+            assert one.nbytes == sum(kept.nbytes for kept in one.replies.values())
+            assert len(one.replies) <= self._max_replies

@@ -41,9 +41,8 @@ import trio
 
 from shapestream.errors import ProtocolError, RequestError, TransportError
 from shapestream.telemetry.logging import PRESENT
-from shapestream.transport.interface import BlockingConnection, Message, PeerSocket
-from shapestream.transport.threads import ThreadServer
-from shapestream.transport.wake import Wake
+from shapestream.transport.interface import BlockingConnection, Message, PeerSocket, Wake
+from shapestream.transport.memory import ThreadServer
 from shapestream.wire.codec import BadEntry, Codec, codec_of
 from shapestream.wire.messages import BatchDone, BatchFailedEntry, Entry, Execute, Heartbeat, Role, SlotHello
 from shapestream_engine.batch import BatchReport, ErrorCode

@@ -167,17 +167,16 @@ class Stories:
         troubles: Callable[[int], Told],
         batches: Callable[[], Mapping[int, Batch]],
         slots_of: Callable[[str], Collection[str]],
-        chain_of: Callable[[int], ChainRequest | None],
+        chains: Mapping[int, ChainRequest],
     ) -> None:
         """`troubles`: returns the scheduler's troubles with a request. `batches`: returns the open batches by number.
 
-        `slots_of`: returns the labels of the slots that serve a model. `chain_of`: returns the request of a chain with this
-        id that has not ended.
+        `slots_of`: returns the labels of the slots that serve a model. `chains`: requests of chains that have not ended.
         """
         self._troubles = troubles
         self._batches = batches
         self._slots_of = slots_of
-        self._chain_of = chain_of
+        self._chains = chains
         self._runs: deque[Run] = deque()
         """The batches that ran, in the order of their ends."""
         self._held = 0
@@ -286,7 +285,7 @@ class Stories:
 
     def _unended_chain(self, record: RequestRecord) -> Past:
         """Return what is known of a request of a chain that waits or runs."""
-        request = self._chain_of(record.id)
+        request = self._chains.get(record.id)
         stages = () if request is None else self._stages_of(request)
         return Past(member_of(record), record.model, inf, None, "", None, stages=stages)
 

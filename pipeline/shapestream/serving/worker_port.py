@@ -2,7 +2,7 @@
 
 A worker greets on the connection of its control, and is given a token; each of its slots greets with that on a connection
 of its own. Batches and their reports travel on the slots' connections, all else on the control's, so there is no order
-between the two. `greetings.py` begins sessions, `connected_workers.py` keeps and ends them, `workers.py` has their
+between the two. `connected_workers.py` begins, keeps and ends sessions, `workers.py` has their
 states. The slots of the server's own process have a port of their own (`local_port.py`).
 
 A worker is half-trusted: its messages are read as strictly as a client's, and a report that contradicts the model's
@@ -21,13 +21,16 @@ import structlog
 import trio
 
 from shapestream.errors import ProtocolError
-from shapestream.serving.availability import Availability
-from shapestream.serving.connected_workers import MOST_UNREAD, MOST_UNREAD_BYTES, ConnectedWorkers
+from shapestream.serving.connected_workers import (
+    MOST_UNREAD,
+    MOST_UNREAD_BYTES,
+    Availability,
+    ConnectedWorkers,
+    Greetings,
+    OwnProcesses,
+)
 from shapestream.serving.dispatcher import Dispatcher
-from shapestream.serving.greetings import Greetings
-from shapestream.serving.inbox import DEAR, Inbox, Item
-from shapestream.serving.outgoing import GONE, REJOIN, REJOIN_S, Outgoing, PeerLink
-from shapestream.serving.own_processes import OwnProcesses, ProcessOwner
+from shapestream.serving.port_traffic import DEAR, GONE, REJOIN, REJOIN_S, Inbox, Item, Outgoing, PeerLink
 from shapestream.serving.served_models import ServedModels
 from shapestream.serving.workers import ConnectedWorker, Offer, ReportRefused, SlotRecord, WorkerState
 from shapestream.settings import ServerSettings
@@ -97,21 +100,12 @@ class WorkerPort:
         self._settings = settings
         self._epoch = epoch
         self._workers = ConnectedWorkers(outgoing, self._inbox.cut_off, dispatcher, availability)
-        self._processes = OwnProcesses(settings.worker_silence_s)
+        self.processes = OwnProcesses(settings.worker_silence_s)
         self._greetings = Greetings(
-            self._workers, outgoing, dispatcher, models, availability, self._processes, self._welcome
+            self._workers, outgoing, dispatcher, models, availability, self.processes, self._welcome
         )
         self._log_level: str | None = None
         """That of the server's own processes, where it was changed while they ran."""
-
-    @property
-    def owner(self) -> ProcessOwner | None:
-        """The starter of the workers' processes, if this server has one."""
-        return self._processes.owner
-
-    @owner.setter
-    def owner(self, owner: ProcessOwner) -> None:
-        self._processes.owner = owner
 
     @property
     def dialled_in(self) -> int:
@@ -212,7 +206,7 @@ class WorkerPort:
             self.outgoing,
             now,
             session=next(self._workers.sessions),
-            dialled_in=not self._processes.own(offer.name),
+            dialled_in=not self.processes.own(offer.name),
         )
         self._workers.add(worker)
         self.outgoing.say(
@@ -289,9 +283,9 @@ class WorkerPort:
 
     def _end_hanging(self, worker: ConnectedWorker, peer: bytes, now: float) -> None:
         """Kill a worker that hangs, if it is a process of this server; else cut it off, and refuse its greetings."""
-        if self.owner is not None and not worker.dialled_in:
+        if self.processes.owner is not None and not worker.dialled_in:
             self._workers.close(worker, "condemn", now)
-            self.owner.kill(worker.name, worker.condemned_for)
+            self.processes.owner.kill(worker.name, worker.condemned_for)
             return
         advice = "it is cut off; end it and start it again"
         log.error("worker hangs", worker=worker.name, pid=worker.pid, why=worker.condemned_for, what=advice)
@@ -312,14 +306,14 @@ class WorkerPort:
         await trio.sleep(LAST_WORDS_S)
         for _ in range(READ_BURSTS):
             self._inbox.serve_arrived()
-            if self._inbox.read_empty:
+            if self.outgoing.socket.drained:
                 break
         if worker is not None:
             for link in (*worker.slots, worker):
                 if link.peer is not None:
                     self._inbox.serve_all_of(link.peer)
         worker = self._workers.named(name) or worker
-        refused = self._processes.ended(name)
+        refused = self.processes.ended(name)
         if worker is None:
             return LastState(refused=refused)
         state = LastState(busy=bool(worker.running), answered_at=worker.answered_at)
@@ -331,15 +325,15 @@ class WorkerPort:
     def beat(self, now: float) -> None:
         """End the sessions of silent workers, and send the time to the others."""
         # While messages are unread, the next of them may be of a worker that seems silent.
-        read_empty, silence_s = self._inbox.read_empty, self._settings.worker_silence_s
+        read_empty, silence_s = self.outgoing.socket.drained, self._settings.worker_silence_s
         for worker in list(self._workers.controls.values()):
             if worker.state in AWAITED and now - worker.since > EXIT_NEWS_S:
                 # Its process has not ended either: only the connection broke.
                 self._workers.leave(worker, "goodbye" if worker.state is WorkerState.LEAVING else GONE, now)
             elif read_empty and now - worker.heard_at > silence_s:
-                self._processes.silent(worker.name, now)
+                self.processes.silent(worker.name, now)
                 self._workers.leave(worker, "silent", now)
-        self._processes.kill_silent(now)
+        self.processes.kill_silent(now)
         for worker in self._workers.controls.values():
             self._send_time(worker, now)
             for slot in worker.slots:

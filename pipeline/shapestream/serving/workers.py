@@ -25,7 +25,7 @@ from typing import Any, Final
 import structlog
 
 from shapestream.scheduling.batches import Batch
-from shapestream.serving.outgoing import Outgoing, PeerLink
+from shapestream.serving.port_traffic import Outgoing, PeerLink
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.slices import Slices
 from shapestream.wire.messages import (
@@ -35,7 +35,7 @@ from shapestream.wire.messages import (
     RecallBatchEntry,
     WorkerHello,
 )
-from shapestream.wire.string_limits import check_outputs
+from shapestream.wire.tensor_frames import check_outputs
 from shapestream_engine.batch import BatchInputs, BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.errors import EngineError
@@ -77,48 +77,27 @@ class WorkerState(Enum):
     GONE = "gone"
 
 
+def _to(after: WorkerState, *before: WorkerState) -> dict[WorkerState, WorkerState]:
+    return dict.fromkeys(before, after)
+
+
+def _kept(*states: WorkerState) -> dict[WorkerState, WorkerState]:
+    return {state: state for state in states}
+
+
+_S = WorkerState
 CONNECTED_WORKER_TABLE: Final[dict[str, dict[WorkerState, WorkerState]]] = {
-    "serve": {WorkerState.GREETING: WorkerState.SERVING},
-    "drain": {
-        WorkerState.GREETING: WorkerState.DRAINING,
-        WorkerState.SERVING: WorkerState.DRAINING,
-        WorkerState.DRAINING: WorkerState.DRAINING,
-        WorkerState.LEAVING: WorkerState.LEAVING,
-        WorkerState.UNREACHABLE: WorkerState.UNREACHABLE,
-        WorkerState.CONDEMNED: WorkerState.CONDEMNED,
-    },
-    "say goodbye": {
-        WorkerState.GREETING: WorkerState.LEAVING,
-        WorkerState.SERVING: WorkerState.LEAVING,
-        WorkerState.DRAINING: WorkerState.LEAVING,
-        WorkerState.LEAVING: WorkerState.LEAVING,
-        WorkerState.UNREACHABLE: WorkerState.LEAVING,
-        WorkerState.CONDEMNED: WorkerState.CONDEMNED,
-    },
-    "lose touch": {
-        WorkerState.GREETING: WorkerState.UNREACHABLE,
-        WorkerState.SERVING: WorkerState.UNREACHABLE,
-        WorkerState.DRAINING: WorkerState.UNREACHABLE,
-        WorkerState.LEAVING: WorkerState.LEAVING,
-        WorkerState.UNREACHABLE: WorkerState.UNREACHABLE,
-        WorkerState.CONDEMNED: WorkerState.CONDEMNED,
-    },
-    "condemn": {
-        WorkerState.SERVING: WorkerState.CONDEMNED,
-        WorkerState.DRAINING: WorkerState.CONDEMNED,
-        WorkerState.LEAVING: WorkerState.CONDEMNED,
-        WorkerState.UNREACHABLE: WorkerState.CONDEMNED,
-        WorkerState.CONDEMNED: WorkerState.CONDEMNED,
-    },
-    "end": {
-        WorkerState.GREETING: WorkerState.GONE,
-        WorkerState.SERVING: WorkerState.GONE,
-        WorkerState.DRAINING: WorkerState.GONE,
-        WorkerState.LEAVING: WorkerState.GONE,
-        WorkerState.UNREACHABLE: WorkerState.GONE,
-        WorkerState.CONDEMNED: WorkerState.GONE,
-    },
+    "serve": _to(_S.SERVING, _S.GREETING),
+    "drain": _to(_S.DRAINING, _S.GREETING, _S.SERVING)
+    | _kept(_S.DRAINING, _S.LEAVING, _S.UNREACHABLE, _S.CONDEMNED),
+    "say goodbye": _to(_S.LEAVING, _S.GREETING, _S.SERVING, _S.DRAINING, _S.LEAVING, _S.UNREACHABLE)
+    | _kept(_S.CONDEMNED),
+    "lose touch": _to(_S.UNREACHABLE, _S.GREETING, _S.SERVING, _S.DRAINING)
+    | _kept(_S.LEAVING, _S.UNREACHABLE, _S.CONDEMNED),
+    "condemn": _to(_S.CONDEMNED, _S.SERVING, _S.DRAINING, _S.LEAVING, _S.UNREACHABLE, _S.CONDEMNED),
+    "end": _to(_S.GONE, *[state for state in _S if state is not _S.GONE]),
 }
+"""The state that follows each, by the name of a change."""
 
 
 MAX_REMEMBERED = 4096
@@ -545,7 +524,8 @@ class SlotRecord(PeerLink):
         reported before, and out of turn: only a batch that is given back may be reported before an earlier one, or before
         one that was asked back. Then nothing that the worker says can be believed.
         """
-        batch = self.running.get(entry.batch)
+        number = entry.report.batch if isinstance(entry, BatchDone) else entry.batch
+        batch = self.running.get(number)
         if batch is None:
             raise ReportRefused("it was never sent this batch, or has answered it already")
         if isinstance(entry, BatchDone):
@@ -557,10 +537,10 @@ class SlotRecord(PeerLink):
                 # Only what was asked back runs again without counting as an attempt.
                 report = replace(report, code=ErrorCode.INTERNAL)
         if report.code not in GIVEN_BACK:
-            for number, earlier in self.running.items():
-                if number < entry.batch and not earlier.recalled:
+            for before, earlier in self.running.items():
+                if before < number and not earlier.recalled:
                     raise ReportRefused("it was sent another batch before, and has not answered that")
-        del self.running[entry.batch]
+        del self.running[number]
         return report
 
 

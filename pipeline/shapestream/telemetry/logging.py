@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field, is_dataclass
+from math import inf
 from typing import Any, Literal, TextIO, get_args
 
 import structlog
@@ -83,28 +84,6 @@ def _only_plain_values(
     return {key: value if key == "exc_info" else _plain(value) for key, value in event.items()}
 
 
-class RateLimit:
-    """A limit of one line per key and `interval_s`, with a count of the lines left out.
-
-    It is for lines that a hostile or broken peer can cause in any number.
-    """
-
-    def __init__(self, interval_s: float = 1.0) -> None:
-        self._interval_s = interval_s
-        self._last: dict[str, tuple[float, int]] = {}
-
-    def admit(self, key: str, now: float) -> int | None:
-        """Return the number of lines of this key that were left out before; None if this line is left out, too."""
-        last = self._last.get(key)
-        if last is not None and now - last[0] < self._interval_s:
-            self._last[key] = (last[0], last[1] + 1)
-            return None
-        if last is None and len(self._last) >= MAX_RATE_LIMIT_KEYS:
-            del self._last[next(iter(self._last))]
-        self._last[key] = (now, 0)
-        return 0 if last is None else last[1]
-
-
 class LineBudget:
     """A budget of `burst` lines at once and `per_s` in the long run (a token bucket), with a count of the lines left out.
 
@@ -128,6 +107,26 @@ class LineBudget:
         self._left -= 1.0
         held_back, self._held_back = self._held_back, 0
         return held_back
+
+
+class RateLimit:
+    """A budget of one line per key and `interval_s`, with a count of the lines left out.
+
+    It is for lines that a hostile or broken peer can cause in any number.
+    """
+
+    def __init__(self, interval_s: float = 1.0) -> None:
+        self._per_s = 1.0 / interval_s if interval_s else inf
+        self._budgets: dict[str, LineBudget] = {}
+
+    def admit(self, key: str, now: float) -> int | None:
+        """Return the number of lines of this key that were left out before; None if this line is left out, too."""
+        budget = self._budgets.get(key)
+        if budget is None:
+            if len(self._budgets) >= MAX_RATE_LIMIT_KEYS:
+                del self._budgets[next(iter(self._budgets))]
+            budget = self._budgets[key] = LineBudget(1, self._per_s)
+        return budget.admit(now)
 
 
 def _within_budget(logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

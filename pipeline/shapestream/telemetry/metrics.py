@@ -154,26 +154,19 @@ def _of_counts(of_model: bool, name: str, row: Row) -> Metric:
 
 def _of_queue(name: str, text: str, read: Callable[[ModelStatistics], float]) -> Metric:
     """Return a row of one sample per model that the scheduler knows."""
-    return _row(
-        name, text, ("model",), lambda seen: [((one.name,), read(one)) for one in seen.scheduler.models]
-    )
+    return _by("model", name, text, lambda seen: {one.name: read(one) for one in seen.scheduler.models})
 
 
 def _of_audit(name: str, text: str, key: str) -> Metric:
     """Return a row of one sample per audited model."""
-    return _row(
-        name, text, ("model",), lambda seen: [((model,), one[key]) for model, one in seen.audit.items()]
-    )
+    return _by("model", name, text, lambda seen: {model: one[key] for model, one in seen.audit.items()})
 
 
 def _of_chain(name: str, text: str, read: Callable[[RoomStatistics], Mapping[str, int]]) -> Metric:
     """Return a row of one sample per chain; to its clients a chain is a model."""
-
-    def samples(seen: ServerSnapshot) -> list[Sample]:
-        counts = read(seen.room)
-        return [((chain,), counts.get(chain, 0)) for chain in seen.chains]
-
-    return _row(name, text, ("model",), samples)
+    return _by(
+        "model", name, text, lambda seen: {chain: read(seen.room).get(chain, 0) for chain in seen.chains}
+    )
 
 
 def _row(
@@ -216,13 +209,13 @@ def _batches(seen: ServerSnapshot) -> Iterator[Sample]:
 def _by_group(name: str, text: str, read: Callable[[ConfiguredWorker], float]) -> Metric:
     """Return a row of one sample per entry of `workers`: the sum over the entry's workers."""
 
-    def samples(seen: ServerSnapshot) -> list[Sample]:
-        sums: defaultdict[int, float] = defaultdict(float)
+    def sums(seen: ServerSnapshot) -> Mapping[str, float]:
+        found: defaultdict[str, float] = defaultdict(float)
         for worker in seen.configured_workers():
-            sums[worker.group] += read(worker)
-        return [((str(group),), value) for group, value in sums.items()]
+            found[str(worker.group)] += read(worker)
+        return found
 
-    return _row(name, text, ("group",), samples)
+    return _by("group", name, text, sums)
 
 
 def _peers_lost(seen: ServerSnapshot) -> Mapping[str, float]:

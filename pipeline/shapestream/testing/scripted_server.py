@@ -325,7 +325,7 @@ def serve_in_thread(server: ScriptedServer, address: str) -> Iterator[str]:
     A block that ends well raises the first of `server.errors`, so that no defect of a script goes unnoticed; a test that
     expects them clears the list.
     """
-    from shapestream.transport.zeromq import RouterSocket
+    from shapestream.transport.router import RouterSocket
 
     started = threading.Event()
     addresses: list[str] = []

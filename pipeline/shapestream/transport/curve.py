@@ -30,9 +30,8 @@ from zmq.utils import z85
 from shapestream.errors import PeerGone
 from shapestream.telemetry.logging import RateLimit
 from shapestream.transport.curve_keys import KeyPair
-from shapestream.transport.socket_options import SocketOptions
-from shapestream.transport.watched_socket import CLOSED, HandshakeFailure
-from shapestream.transport.zeromq import OutboxRoom, RouterSocket
+from shapestream.transport.router import OutboxRoom, RouterSocket
+from shapestream.transport.zeromq import CLOSED, HandshakeFailure, SocketOptions
 from shapestream_engine.layout import Buffer
 
 log = structlog.get_logger()
@@ -99,20 +98,6 @@ class ServerSecurity:
 
     key: KeyPair
     ring: KeyRing
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallerKeys:
-    """Keys of a client or worker of a protected server: its own, and the server's public one."""
-
-    key: KeyPair
-    server_key: str
-
-    def apply(self, socket: zmq.Socket[Any]) -> None:
-        """Make a socket prove this key, and talk to the owner of `server_key` only; before it connects."""
-        socket.set(zmq.CURVE_PUBLICKEY, self.key.public.encode())
-        socket.set(zmq.CURVE_SECRETKEY, self.key.secret.encode())
-        socket.set(zmq.CURVE_SERVERKEY, self.server_key.encode())
 
 
 class ProtectedRouter(RouterSocket):

@@ -12,6 +12,7 @@ import re
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import zmq
 
@@ -34,6 +35,20 @@ class KeyPair:
 
     public: str
     secret: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallerKeys:
+    """Keys of a client or worker of a protected server: its own, and the server's public one."""
+
+    key: KeyPair
+    server_key: str
+
+    def apply(self, socket: zmq.Socket[Any]) -> None:
+        """Make a socket prove this key, and talk to the owner of `server_key` only; before it connects."""
+        socket.set(zmq.CURVE_PUBLICKEY, self.key.public.encode())
+        socket.set(zmq.CURVE_SECRETKEY, self.key.secret.encode())
+        socket.set(zmq.CURVE_SERVERKEY, self.server_key.encode())
 
 
 def new_key_pair() -> KeyPair:

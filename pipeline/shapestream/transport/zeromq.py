@@ -1,391 +1,534 @@
-"""The server's ZeroMQ socket under trio: ROUTER, with an outbox per peer (`watched_socket.py` has the hazards)."""
+"""The ZeroMQ sockets of clients, workers and slots (DEALER), and what they share with the server's (`router.py`).
+
+libzmq announces that something happened on one file descriptor, ZMQ_FD, and announces it once. A call that processes
+libzmq's internal commands takes the announcement from all tasks. Such calls are a look at ZMQ_EVENTS, a receive that finds
+nothing at first, and a send, but a send once a millisecond at most. So:
+
+* Only `run()` waits for the descriptor. Others park, and are woken by it or by a task that finds a message.
+* `run()` looks at ZMQ_EVENTS, and goes to wait with no checkpoint in between.
+* A send while `run` waits is followed by a look. Other sends set `_swallowed`, and the look comes before the next wait.
+* A task that a full queue refuses parks only after a look that found no room.
+* A receive goes on until a look finds nothing, after which libzmq is known to announce the next message. Where it stops at
+  its burst, it wakes the next receiver.
+
+A look costs two system calls (`getpid`, `poll`). A lone request takes two looks: after it was received, and after its
+answer was sent. tests/e2e/test_high_water_mark.py fails without the router's.
+
+Nothing is taken from libzmq after the last point at which the receiver can be cancelled has been passed, so
+there is no buffer here in which a message could be left behind, and none that is lost.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections import deque
-from collections.abc import Sequence
-from typing import Any, cast
+import os
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from itertools import count
+from typing import Any, Self, TypeVar, cast
 
 import trio
 import zmq
 
 from shapestream.addresses import is_ipv6
-from shapestream.errors import AddressInUse, OutboxFull, PeerGone, TransportError
-from shapestream.transport.guards import Doorkeeper, backlog, seed_routing_ids
-from shapestream.transport.interface import RECEIVE_BURST, Addressed
-from shapestream.transport.ipc_path import IpcPath
-from shapestream.transport.socket_options import SocketOptions
-from shapestream.transport.watched_socket import (
-    CLOSED,
-    MORE_NOBLOCK,
-    NOBLOCK,
-    POLLIN,
-    HandshakeMonitor,
-    WatchedSocket,
-    frames_from,
-    hang_up,
-    ready_to_send,
+from shapestream.errors import TransportError
+from shapestream.transport.curve_keys import CallerKeys
+from shapestream.transport.interface import (
+    COPY_BELOW_BYTES,
+    RECEIVE_BURST,
+    Message,
+    Wake,
+    send_when_there_is_room,
 )
 from shapestream_engine.layout import Buffer
 
-# Frames that one receive takes or drops before the event loop's next turn: some 10 ms. One message may pass it.
-FRAMES_AT_ONCE = 16_384
-# Bytes of a header that count as a frame, so that a receive copies about 1 MiB of headers.
-BYTES_PER_FRAME = 64
-# Interval between attempts to send to a blocked peer: other traffic may swallow libzmq's announcement.
-RETRY_S = 0.01
-# Remembered peers that are cut off, the latest; libzmq does not use a peer id twice.
-MAX_CUT_OFF = 4096
+# Plain integers: pyzmq's enumerations cost as much as a small send.
+NOBLOCK = int(zmq.NOBLOCK)
+MORE_NOBLOCK = int(zmq.SNDMORE | zmq.NOBLOCK)
+POLLIN, POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
+_DISCONNECTED = int(zmq.EVENT_DISCONNECTED)
+CLOSED = "this socket is closed"
+T = TypeVar("T")
+_names = count()
 
 
-class Outbox:
-    """Messages behind a peer's high-water mark; false when empty. The socket keeps its bound."""
+class WatchedSocket:
+    """The common part of both kinds of sockets: one watcher on ZMQ_FD, and the tasks that it wakes."""
 
-    def __init__(self, room: OutboxRoom) -> None:
-        self.nbytes = 0
-        """Bytes of all waiting frames, which stay allocated."""
-        self.given_up = False
-        """True after its messages were dropped to make room. The peer gets no more: messages would be missing."""
-        self._messages: deque[Sequence[bytes | zmq.Frame]] = deque()
-        self._room = room
+    def __init__(self, kind: int, options: SocketOptions, context: zmq.Context[Any] | None) -> None:
+        self._socket: zmq.Socket[bytes] = (context or zmq.Context.instance()).socket(kind)
+        options.apply(self._socket)
+        self._fd = cast(int, self._socket.get(zmq.FD))
+        self._events = cast("Callable[[], int]", partial(self._socket.get, int(zmq.EVENTS)))
+        """Returns ZMQ_EVENTS, after libzmq has processed its commands."""
+        self._closed = False
+        self._drained = True
+        self._receivers = trio.lowlevel.ParkingLot()
+        self._waiting = False
+        """True while `run` waits for the descriptor."""
+        self._swallowed = False
+        """True where a send may have swallowed an announcement, so that `run` looks before it waits."""
+        self.on_messages: Callable[[], bool | None] | None = None
+        """Called by `run` in place of `_look`, to call `receive_nowait`: one turn of the event loop less than a receiver.
 
-    @property
-    def first(self) -> Sequence[bytes | zmq.Frame]:
-        """The next message to send."""
-        return self._messages[0]
+        True asks for another call in the event loop's next turn. A receiver is still needed, for messages that a send or
+        the end of a burst finds.
+        """
 
-    def put(self, frames: Sequence[bytes | zmq.Frame]) -> None:
-        """Append a message. When all outboxes together pass their bound, the largest is given up, perhaps this one."""
-        self._messages.append(frames)
-        nbytes = sum(map(len, frames))
-        self.nbytes += nbytes
-        self._room.take(self, nbytes)
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Watch the socket until it is closed or cancelled; `receive` works only while this runs."""
+        task_status.started()
+        with contextlib.suppress(trio.ClosedResourceError):
+            while not self._closed:
+                if self.on_messages is None:
+                    self._look()
+                elif self.on_messages() or (self._swallowed and self._events() & POLLIN):
+                    await trio.lowlevel.checkpoint()  # libzmq does not announce these messages again
+                    continue
+                self._waiting, self._swallowed = True, False
+                try:
+                    await trio.lowlevel.wait_readable(self._fd)
+                finally:
+                    self._waiting = False
 
-    def remove_first(self) -> None:
-        """Remove the oldest message, which has been sent."""
-        nbytes = sum(map(len, self._messages.popleft()))
-        self.nbytes -= nbytes
-        self._room.give_back(self, nbytes)
+    def close(self) -> None:
+        """Close the socket; unsent messages linger for as long as its options say."""
+        if not self._closed:
+            self._closed = True
+            if trio.lowlevel.in_trio_run():
+                trio.lowlevel.notify_closing(self._fd)
+            self._socket.close()
+            self._receivers.unpark_all()
 
-    def clear(self) -> None:
-        """Drop all messages: the peer is gone."""
-        self._messages.clear()
-        nbytes, self.nbytes = self.nbytes, 0
-        self._room.give_back(self, nbytes)
+    async def __aenter__(self) -> Self:
+        return self
 
-    def give_up(self) -> None:
-        """Drop all messages, and take no more."""
-        self.given_up = True
-        self.clear()
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
 
-    def __len__(self) -> int:
-        return len(self._messages)
+    def _look(self) -> int:
+        """Process libzmq's commands, wake the tasks that can go on, and return ZMQ_EVENTS."""
+        events = self._events()
+        if events & POLLIN:
+            self._receivers.unpark()
+        return events
 
-    def __repr__(self) -> str:
-        if self.given_up:
-            return "<Outbox: given up, since all outboxes held too much>"
-        return f"<Outbox: {len(self)} messages, {self.nbytes} bytes>"
-
-
-class OutboxRoom:
-    """Bound on the bytes that all outboxes of one server hold together, at both of its ports."""
-
-    def __init__(self, max_bytes: int = sys.maxsize) -> None:
-        self._max_bytes = max_bytes
-        self._nbytes = 0
-        self._waiting: dict[Outbox, None] = {}
-        """Outboxes with messages, the longest waiting first."""
-
-    def take(self, outbox: Outbox, nbytes: int) -> None:
-        """Count bytes into an outbox; give up the largest, of equal ones the oldest, until the bound is kept."""
-        self._waiting[outbox] = None
-        self._nbytes += nbytes
-        while self._nbytes > self._max_bytes and self._waiting:
-            max(self._waiting, key=lambda waiting: waiting.nbytes).give_up()
-
-    def give_back(self, outbox: Outbox, nbytes: int) -> None:
-        """Count bytes out of an outbox."""
-        self._nbytes -= nbytes
-        if not outbox:
-            self._waiting.pop(outbox, None)
+    async def _receive(self, receive_nowait: Callable[[], list[T]]) -> list[T]:
+        # No checkpoint after the messages are taken: in it `on_messages` would take later ones, and serve them first.
+        if not self._closed and self._events() & POLLIN:
+            await trio.lowlevel.checkpoint()
+        else:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        while not (messages := receive_nowait()):
+            if self._drained:
+                await self._receivers.park()
+            else:
+                await trio.lowlevel.checkpoint()  # all that was there came from peers that are cut off
+        return messages
 
 
-class RouterSocket(WatchedSocket):
-    """A `PeerSocket` over ZeroMQ's ROUTER.
+class HandshakeFailure(Enum):
+    """Reason of a failed handshake, as far as libzmq can tell. The values are its event numbers."""
 
-    Use it in one trio run, with one task in `run()`. It can be bound to several addresses.
+    REFUSED = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+    """The server's ZAP handler said no."""
+    MISMATCH = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+    """One side asks for a key and the other has none, the keys do not fit, or it is not ZeroMQ at all."""
+    BROKEN = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+    """The connection ended in the middle."""
+
+
+class HandshakeMonitor:
+    """A monitor of one socket's failed handshakes, from its construction on. libzmq keeps up to 1000, and drops more.
+
+    Of a socket that connects it may also tell whether a connection `broke`.
+    """
+
+    def __init__(self, socket: zmq.Socket[Any], context: zmq.Context[Any], *, connects: bool = False) -> None:
+        self._monitored = socket
+        self.broke = False
+        """Whether a connection that was made has ended; kept by `failures`."""
+        address = f"inproc://shapestream-handshakes-{next(_names)}"
+        failures = sum(failure.value for failure in HandshakeFailure)
+        socket.monitor(address, failures | _DISCONNECTED if connects else failures)
+        self._socket = context.socket(zmq.PAIR)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.connect(address)
+
+    def failures(self) -> list[HandshakeFailure]:
+        """Return the failures since the last call; none once this is closed."""
+        taken: list[HandshakeFailure] = []
+        with contextlib.suppress(zmq.Again):
+            while not self._socket.closed:
+                number = int.from_bytes(self._socket.recv_multipart(NOBLOCK)[0][:2], "little")
+                taken += [failure for failure in HandshakeFailure if failure.value == number]
+                self.broke |= number == _DISCONNECTED
+        return taken
+
+    def close(self) -> None:
+        """Stop listening, before the observed socket is closed; a second call does nothing."""
+        if not self._socket.closed:
+            self._monitored.disable_monitor()
+            self._socket.close()
+
+
+def no_more_sockets(error: zmq.ZMQError) -> TransportError:
+    """Return the error for a socket that the system does not make."""
+    advice = "raise the limit of open files (ulimit -n), or close some clients"
+    return TransportError(f"this process cannot make another connection: {error.strerror} ({advice})")
+
+
+def receive_frames(receive: Callable[..., Any]) -> Message:
+    """Return the frames of the next message; raises `zmq.Again` where there is none. libzmq hands over whole messages.
+
+    At most `MAX_FRAMES` of them: no valid message is longer, and the frames taken are enough to refuse it.
+    """
+    frames, more = frames_from(receive(NOBLOCK, False), receive, MAX_FRAMES)
+    while more:
+        more = receive(NOBLOCK, False).more
+    return frames
+
+
+def send_frames(send: Callable[..., Any], ready: Sequence[bytes | zmq.Frame]) -> bool:
+    """Send a message of a DEALER. Return False, with nothing taken, while its peer's queue is full, or it has no peer.
+
+    Where the connection broke between two frames, libzmq has withdrawn the first ones and swallows the rest up to the
+    last: all are offered, or it would swallow the start of the next message instead. Then the answer is False as well.
+    """
+    last = len(ready) - 1
+    taken = True
+    for index, frame in enumerate(ready):
+        try:
+            send(frame, MORE_NOBLOCK if index < last else NOBLOCK)
+        except zmq.Again:
+            taken = False
+            if index == 0:
+                break
+    return taken
+
+
+def frames_from(frame: zmq.Frame, receive: Callable[..., Any], most: int) -> tuple[Message, bool]:
+    """Return at most `most` frames of a message whose first one has been taken, and whether more of them follow."""
+    frames: Message = [frame.bytes if len(frame) < COPY_BELOW_BYTES else frame]
+    while frame.more and len(frames) < most:
+        frame = receive(NOBLOCK, False)
+        frames.append(frame.bytes if len(frame) < COPY_BELOW_BYTES else frame)
+    return frames, frame.more
+
+
+def hang_up(frame: zmq.Frame) -> None:
+    """End the connection that this frame came over: libzmq finds it closed. Its stable interface has no call for that.
+
+    The caller made sure that the connection was there a moment ago: later its descriptor may be that of another one. The
+    peer's address is compared as well; at worst another connection of the same machine has to be made again.
+    """
+    try:
+        address, descriptor = str(frame.get("Peer-Address")), os.dup(int(frame.get(zmq.SRCFD)))
+    except (zmq.ZMQError, OSError):
+        return
+    try:
+        connection = socket.socket(fileno=descriptor)
+    except OSError:  # no socket by now
+        os.close(descriptor)
+        return
+    with connection, contextlib.suppress(OSError):
+        if _address_of(connection) == address:
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def _address_of(connection: socket.socket) -> str:
+    """Return a connection's peer, as libzmq writes it (`get_peer_address`, stream_engine_base.cpp)."""
+    peer = connection.getpeername()
+    if connection.family == socket.AF_UNIX:
+        pid, uid, gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return f"localhost:{uid}:{gid}:{pid}"
+    return str(socket.getnameinfo(peer, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0])
+
+
+def ready_to_send(frames: Sequence[Buffer]) -> Sequence[bytes | zmq.Frame]:
+    """Return the frames in a form that libzmq cannot refuse halfway through a message.
+
+    Small ones as `bytes`; large ones by reference: a received ZeroMQ frame is passed on as it is.
+    Raises `ValueError` for a message without frames or a buffer that is not C-contiguous.
+    """
+    if not frames:
+        raise ValueError("a message has at least one frame")
+    for frame in frames:
+        if type(frame) is not bytes or len(frame) >= COPY_BELOW_BYTES:
+            return [_ready(frame) for frame in frames]
+    return frames
+
+
+def _ready(frame: Buffer) -> bytes | zmq.Frame:
+    if type(frame) is zmq.Frame:
+        return frame
+    view = memoryview(frame)
+    if not view.c_contiguous:
+        raise ValueError(
+            f"a frame of shape {view.shape} and strides {view.strides} is not C-contiguous: copy it first"
+        )
+    if view.nbytes >= COPY_BELOW_BYTES:
+        return zmq.Frame(view, copy=False)
+    return frame if type(frame) is bytes else view.tobytes()
+
+
+MAX_FRAMES = 65_536 + 2
+"""Above the frames of a valid message on any port (`wire/limits.py`, which this layer does not import): a frame's object
+costs more memory than a small frame."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SocketOptions:
+    """Options of one socket. Flow control is the protocol's credit; the high-water mark is the last fence."""
+
+    high_water_mark: int = 256
+    """Messages that libzmq queues for a peer that does not read; low, since libzmq does not count their bytes."""
+    receive_high_water_mark: int = 0
+    """Unread messages on this side. 0: no limit. Other values are for `inproc://` only; `apply` has the reason."""
+    max_frame_bytes: int = 1024 * 1024 * 1024
+    """Largest frame; a peer that announces a larger one is disconnected."""
+    max_frames: int = MAX_FRAMES
+    """Frames of a longer message that a ROUTER hands over; it drops the rest, and ends the connection."""
+    linger_ms: int = 1000
+    """Time that a closed socket goes on sending its queue."""
+    handshake_ms: int = 5000
+    """Time for a handshake, which takes three messages; then the connection is closed."""
+    dead_after_ms: int = 15000
+    """Time without acknowledgement after which the kernel closes a tcp connection. It only clears dead
+    connections away: heartbeats of the event loops decide which peer is alive, and sooner."""
+    reconnect_interval_ms: int = 50
+    max_reconnect_interval_ms: int = 2000
+    immediate: bool = False
+    """A DEALER takes messages only for a connection that exists. Otherwise one that is closed and replaced while its
+    server is away may reach that server later, behind its replacement, with an old greeting."""
+    outbox_messages: int = 1024
+    """Messages that wait for one peer behind the high-water mark; then the peer must be given up."""
+    outbox_bytes: int = 256 * 1024 * 1024
+    """Bytes that wait for one peer behind the high-water mark; then the peer must be given up."""
+    farewell: bytes = b""
+    """A message of one frame that a ROUTER sends before it hangs up: it says, again, that the connection is over."""
+
+    def apply(self, socket: zmq.Socket[Any]) -> None:
+        """Set the options of a socket, before bind or connect."""
+        # libzmq 4.3.5 must never stop to read a connection, and has no timer that writes. Where a pipe is full
+        # (ZMQ_RCVHWM) and the connection breaks, `stream_engine_base_t::in_event_internal` sets `_io_error`, and each
+        # later `out_event` ends the process (`!_io_error`, stream_engine_base.cpp:310; issue 4841). `timer_event`
+        # calls it for ZMQ_HEARTBEAT_IVL, `zmtp_engine_t::process_heartbeat_message` for a PING that was not decoded
+        # before, whatever this side has set. So there is no ZMQ_RCVHWM: the server cuts off
+        # a peer that sends beyond its credit (serving/port_traffic.py).
+        # A timeout of a heartbeat at a full pipe ends a connecting process later, too (`_input_stopped` in
+        # `restart_input`; issue 3937). The other timers only call `error` (handshake, time to live) or connect again
+        # (`stream_connecter_base_t::timer_event`); neither asserts anything of the connection.
+        socket.set(zmq.RCVHWM, self.receive_high_water_mark)
+        socket.set(zmq.HEARTBEAT_IVL, 0)
+        socket.set(zmq.SNDHWM, self.high_water_mark)
+        socket.set(zmq.MAXMSGSIZE, self.max_frame_bytes)
+        socket.set(zmq.LINGER, self.linger_ms)
+        socket.set(zmq.HANDSHAKE_IVL, self.handshake_ms)
+        socket.set(zmq.TCP_KEEPALIVE, 1)
+        socket.set(zmq.TCP_KEEPALIVE_IDLE, self.dead_after_ms // 3000)
+        socket.set(zmq.TCP_KEEPALIVE_INTVL, self.dead_after_ms // 3000)
+        socket.set(zmq.TCP_KEEPALIVE_CNT, 2)
+        socket.set(zmq.TCP_MAXRT, self.dead_after_ms)
+        socket.set(zmq.RECONNECT_IVL, self.reconnect_interval_ms)
+        socket.set(zmq.RECONNECT_IVL_MAX, self.max_reconnect_interval_ms)
+        socket.set(zmq.IMMEDIATE, int(self.immediate))
+        if socket.type == zmq.ROUTER:
+            socket.set(zmq.ROUTER_MANDATORY, 1)
+
+
+class DealerSocket(WatchedSocket):
+    """A `Connection` over ZeroMQ's DEALER.
+
+    Use it in one trio run, with one task in `run()`. libzmq connects, and connects again, by itself.
     """
 
     def __init__(
         self,
         *,
+        keys: CallerKeys | None = None,
         options: SocketOptions | None = None,
         context: zmq.Context[Any] | None = None,
-        room: OutboxRoom | None = None,
     ) -> None:
-        """Make the socket. `room` bounds the outboxes of several sockets together."""
-        self._options = options or SocketOptions()
-        seed_routing_ids()
+        """Make the socket, which proves `keys`; raises `TransportError` where the system has no more sockets."""
         context = context or zmq.Context.instance()
-        super().__init__(zmq.ROUTER, self._options, context)
-        self._socket.set(zmq.BACKLOG, backlog())
-        self._monitor = HandshakeMonitor(self._socket, context)
-        self._addresses: list[str] = []
-        self._paths: list[IpcPath] = []
-        self._outboxes: dict[bytes, Outbox] = {}
-        self._room = room or OutboxRoom()
-        self._blocked = trio.Event()
-        self._cut_off: dict[bytes, bool] = {}
-        """Peers that are cut off, and whether their connection was ended."""
-        self._skipping = False
-        """True while frames of a dropped message follow."""
+        self._senders = trio.lowlevel.ParkingLot()
+        try:
+            super().__init__(zmq.DEALER, options or SocketOptions(), context)
+            try:
+                self._monitor = HandshakeMonitor(self._socket, context, connects=True)
+            except zmq.ZMQError:
+                super().close()
+                raise
+        except zmq.ZMQError as error:
+            raise no_more_sockets(error) from error
+        self._refusal: str | None = None
+        self._has_key = keys is not None
+        if keys is not None:
+            keys.apply(self._socket)
 
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """Addresses that it listens at, wildcard ports filled in."""
-        return tuple(self._addresses)
-
-    @property
-    def drained(self) -> bool:
-        """True where the last receive took all messages that had arrived."""
-        return self._drained
-
-    def bind(self, address: str) -> None:
-        """Listen at `tcp://…`, `ipc://…` or `inproc://…` too.
-
-        Raises `AddressInUse`, or `TransportError` for an address that cannot be used.
-        """
+    def connect(self, address: str) -> None:
+        """Start to connect; raises `TransportError` for an impossible address."""
         if self._closed:
             raise trio.ClosedResourceError(CLOSED)
-        path = IpcPath(address) if address.startswith("ipc://") and address[6:7] != "@" else None
         try:
             self._socket.set(zmq.IPV6, int(is_ipv6(address)))
-            self._socket.bind(address if path is None else path.bind_address)
+            self._socket.connect(address)
         except zmq.ZMQError as error:
-            if path is not None:
-                path.release()
-            if error.errno == zmq.EADDRINUSE:
-                raise AddressInUse(f"{address}: another process listens there") from error
-            raise TransportError(f"{address}: cannot listen there: {error.strerror}") from error
-        if path is None:
-            address = cast(bytes, self._socket.get(zmq.LAST_ENDPOINT)).decode()
-        else:
-            path.publish()
-            self._paths.append(path)
-        self._addresses.append(address)
+            raise TransportError(f"{address}: cannot connect: {error.strerror}") from error
         self._look()
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Watch the socket until it is closed or cancelled; `receive` works only while this runs."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._retry_blocked)
-            if self._paths:
-                nursery.start_soon(Doorkeeper(self._hide_paths, self._publish_paths).run)
-            await super().run(task_status=task_status)
-            nursery.cancel_scope.cancel()
+    @property
+    def refusal(self) -> str | None:
+        """Reason of a failed handshake, for the user; None where none has failed."""
+        for failure in self._monitor.failures():
+            if self._refusal is None or failure is not HandshakeFailure.BROKEN:
+                self._refusal = _advice_on(failure, self._has_key)
+        return self._refusal
 
-    async def receive(self) -> list[Addressed]:
-        """Return the waiting messages, at least one, each with its sender; one checkpoint."""
+    @property
+    def broke(self) -> bool:
+        """Whether the connection has ended since it was made; libzmq tries to make it again."""
+        _ = self.refusal  # the monitor's events are of both kinds
+        return self._monitor.broke
+
+    async def receive(self) -> list[Message]:
+        """Return the waiting messages, at least one; one checkpoint."""
         return await self._receive(self.receive_nowait)
 
-    @trio.lowlevel.enable_ki_protection  # an interrupt between two frames would leave half a message behind
-    def receive_nowait(self) -> list[Addressed]:
+    @trio.lowlevel.enable_ki_protection
+    def receive_nowait(self) -> list[Message]:
         """Return the waiting messages, perhaps none."""
         if self._closed:
             raise trio.ClosedResourceError(CLOSED)
-        taken: list[Addressed] = []
-        self._drained = False
-        left = FRAMES_AT_ONCE
+        receive, events, taken = self._socket.recv, POLLIN, list[Message]()
         try:
-            for number in range(RECEIVE_BURST):
-                if self._skipping:
-                    left = self._skip(left)
-                if left <= 0:
-                    break
-                if number == 1 and not self._events() & POLLIN:
-                    # A look costs half of a receive that finds nothing, but more than one that finds a message.
-                    self._drained = True
-                    break
-                left -= self._receive_one(taken)
+            while events & POLLIN and len(taken) < RECEIVE_BURST:
+                taken.append(receive_frames(receive))
+                # A look costs less than a receive that finds nothing, and is as good: libzmq announces what comes after it.
+                events = self._events()
         except zmq.Again:
-            self._drained = True
-        if self._outboxes and self._look() & POLLIN:
-            self._drained = False  # a message came since, and the look has taken its announcement
+            events = self._events() if self._senders else 0
+        self._drained = not events & POLLIN
         if not self._drained:
             self._receivers.unpark()
+        if self._senders and events & POLLOUT:
+            self._senders.unpark_all()
         return taken
 
-    def _receive_one(self, taken: list[Addressed]) -> int:
-        """Append the next message to `taken`, unless its peer is cut off. Raises `zmq.Again` when there is none.
-
-        Returns the number of frames that it counts for, long headers included.
-        """
-        receive = self._socket.recv
-        peer = receive(NOBLOCK)
-        first = receive(NOBLOCK, False)
-        if peer in self._cut_off or not self._may_speak(peer, first):
-            if not self._cut_off.get(peer, True):
-                self._cut_off[peer] = True
-                self._hang_up(peer, first)
-            self._skipping = first.more
-            return 1
-        frames, self._skipping = frames_from(first, receive, self._options.max_frames)
-        if self._skipping:
-            self._hang_up(peer, first)  # the beginning is handed over, and the decoder refuses it
-        taken.append((peer, frames))
-        return len(frames) + len(frames[0]) // BYTES_PER_FRAME
-
-    def _hang_up(self, peer: bytes, frame: zmq.Frame) -> None:
-        """End the connection that a frame came over, unless it has ended: its descriptor may be reused by then.
-
-        A last message shows this, since libzmq takes none for a connection that is gone.
-        """
-        try:
-            self._try_send(peer, [self._options.farewell])
-        except PeerGone:
-            return
-        hang_up(frame)
-
-    def _skip(self, left: int) -> int:
-        """Go on dropping the frames of an unwanted message: libzmq gives no other message before its end."""
-        receive = self._socket.recv
-        while self._skipping and left > 0:
-            self._skipping = receive(NOBLOCK, False).more
-            left -= 1
-        return left
-
-    def _may_speak(self, peer: bytes, first: zmq.Frame) -> bool:
-        """Tell whether this peer's message may be taken (`curve.py` checks its key)."""
-        return True
-
     @trio.lowlevel.enable_ki_protection
-    def send_nowait(self, peer: bytes, frames: Sequence[Buffer]) -> None:
-        """Send, or put into the peer's outbox; after `PeerGone` or `OutboxFull` nothing was taken."""
+    def send_nowait(self, frames: Sequence[Buffer]) -> None:
+        """Send; raises `trio.WouldBlock`, with nothing taken, while the peer's queue is full."""
         if self._closed:
             raise trio.ClosedResourceError(CLOSED)
         ready = ready_to_send(frames)
-        if self._cut_off and peer in self._cut_off:
-            raise OutboxFull(f"peer {peer.hex()} is cut off")
-        outbox = self._outboxes.get(peer)
-        if outbox is not None and self._is_full(outbox):
-            self._look()  # the peer may have read since this loop last had the time to look
-            if self._is_full(outbox):
-                raise OutboxFull(f"peer {peer.hex()} does not read: {outbox!r}")
-            outbox = self._outboxes.get(peer)
-        try:
-            if outbox is not None:
-                outbox.put(ready)
-            elif not self._try_send(peer, ready):
-                outbox = self._outboxes[peer] = Outbox(self._room)
-                outbox.put(ready)
-                self._blocked.set()
-        finally:
-            # Even a send to a peer that is gone may swallow the announcement of others' messages.
-            if self._waiting:
-                self._look()
-            else:
-                self._swallowed = True
+        self._swallowed = not self._waiting
+        while not send_frames(self._socket.send, ready):
+            # Room that came since libzmq last looked is announced to nobody else: the caller would wait for it in vain.
+            if not self._look() & POLLOUT:
+                raise trio.WouldBlock
+        if self._waiting:
+            self._look()
 
-    def forget(self, peer: bytes) -> None:
-        """Drop the messages that wait for this peer."""
-        if (outbox := self._outboxes.pop(peer, None)) is not None:
-            outbox.clear()
+    def wait(self, wake: Wake, timeout_s: float, *, for_room: bool) -> bool:
+        """Block this thread until there may be messages, or room: then return True. False for the wake, or in the end."""
+        if self._closed:
+            wake.wait(timeout_s)
+            return False
+        if self._swallowed or not self._drained:
+            self._swallowed = False
+            if self._events() & (POLLIN | POLLOUT if for_room else POLLIN):
+                return True
+        return wake.wait(timeout_s, self._fd)
 
-    def cut_off(self, peer: bytes) -> None:
-        """Forget the peer, neither hear it nor send to it from now on, and hang up at its next message."""
-        self.forget(peer)
-        self._cut_off[peer] = False
-        if len(self._cut_off) > MAX_CUT_OFF:
-            del self._cut_off[next(iter(self._cut_off))]
-
-    def key_of(self, peer: bytes) -> str | None:
-        """Return None: this socket asks for no key (`ProtectedRouter` does)."""
-        return None
-
-    def is_admin(self, peer: bytes) -> bool:
-        """Return True: peers are local, or the operator said that the network is safe."""
-        return True
-
-    def may_name_callers(self, peer: bytes) -> bool:
-        """Return True: where no keys are asked for, a peer may take as many names as it makes connections."""
-        return True
-
-    def failed_handshakes(self) -> int:
-        """Return the number of failed handshakes since the last call; libzmq reports 1000, and drops more."""
-        return len(self._monitor.failures())
+    async def send(self, frames: Sequence[Buffer]) -> None:
+        """Send, after waiting for room; when cancelled nothing was sent."""
+        await send_when_there_is_room(frames, self.send_nowait, self._senders)
 
     def close(self) -> None:
-        """Stop listening; messages that libzmq has taken linger, outboxes are dropped."""
+        """Close the connection; messages that libzmq has taken linger."""
+        _ = self.refusal  # read the monitor's last events
         self._monitor.close()
         super().close()
-        for peer in list(self._outboxes):
-            self.forget(peer)
-        for path in self._paths:
-            path.release()
-        self._paths.clear()
-
-    def _hide_paths(self) -> None:
-        for path in self._paths:
-            with contextlib.suppress(FileNotFoundError):  # another process has removed it
-                path.hide()
-
-    def _publish_paths(self) -> None:
-        for path in self._paths:
-            with contextlib.suppress(FileNotFoundError):
-                path.publish()
-
-    def _is_full(self, outbox: Outbox) -> bool:
-        # A message may pass the limit of bytes, or one larger than that could never wait at all.
-        return (
-            outbox.given_up
-            or len(outbox) >= self._options.outbox_messages
-            or outbox.nbytes >= self._options.outbox_bytes
-        )
-
-    def _try_send(self, peer: bytes, frames: Sequence[bytes | zmq.Frame]) -> bool:
-        """Send, and tell whether libzmq took the message. Only the first part, which chooses the peer, can be refused."""
-        send = self._socket.send
-        try:
-            send(peer, MORE_NOBLOCK)
-        except zmq.Again:
-            return False
-        except zmq.ZMQError as error:
-            if error.errno == zmq.EHOSTUNREACH:
-                raise PeerGone(f"peer {peer.hex()} is not connected") from None
-            raise
-        for frame in frames[:-1]:
-            send(frame, MORE_NOBLOCK)
-        send(frames[-1], NOBLOCK)
-        return True
+        self._senders.unpark_all()
 
     def _look(self) -> int:
-        if self._outboxes:
-            self._events()  # libzmq now processes who has read; the flush may swallow other announcements
-            self._flush()
-        return super()._look()
+        events = super()._look()
+        if events & POLLOUT and self._senders:
+            self._senders.unpark_all()
+        return events
 
-    @trio.lowlevel.enable_ki_protection
-    def _flush(self) -> None:
-        """Send what blocked peers accept by now. A blocked peer does not delay the others."""
-        for peer, outbox in list(self._outboxes.items()):
-            try:
-                while outbox and self._try_send(peer, outbox.first):
-                    outbox.remove_first()
-            except PeerGone:
-                outbox.clear()
-            if outbox.given_up:
-                self.cut_off(peer)
-            elif not outbox:
-                del self._outboxes[peer]
 
-    async def _retry_blocked(self) -> None:
-        """Send to blocked peers by a timer as well: with a ROUTER, POLLOUT means "some peer"."""
-        while True:
-            await self._blocked.wait()
-            while self._outboxes:
-                await trio.sleep(RETRY_S)
-                if self._outboxes:
-                    self._look()
-            self._blocked = trio.Event()
+def _advice_on(failure: HandshakeFailure, has_key: bool) -> str:
+    match failure, has_key:
+        case HandshakeFailure.REFUSED, _:
+            return "it refuses this key: list it there, in the right role"
+        case _, True:
+            return "it does not prove the server key that was given: another server, or one that asks for no keys"
+        case HandshakeFailure.MISMATCH, False:
+            return "it asks for a key: give key and server_key"
+    # MISMATCH or BROKEN depends on which side closes first; a server that ends, or a proxy, gives BROKEN too.
+    return "it ended the handshake; perhaps it asks for a key: give key and server_key"
+
+
+class BlockingDealer:
+    """One connection of one thread. libzmq connects, and connects again, by itself."""
+
+    def __init__(
+        self,
+        address: str,
+        wake: Wake,
+        *,
+        keys: CallerKeys | None = None,
+        options: SocketOptions | None = None,
+    ) -> None:
+        """Start to connect. Raises `TransportError` for an impossible address, and where there are no more sockets."""
+        self._wake = wake
+        try:
+            self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        except zmq.ZMQError as error:
+            raise no_more_sockets(error) from error
+        (options or SocketOptions()).apply(self._socket)
+        if keys is not None:
+            keys.apply(self._socket)
+        try:
+            self._socket.set(zmq.IPV6, int(is_ipv6(address)))
+            self._socket.connect(address)
+        except zmq.ZMQError as error:
+            self._socket.close()
+            raise TransportError(f"{address}: cannot connect: {error.strerror}") from error
+        self._readable = [(self._socket, POLLIN), (wake.fileno(), POLLIN)]
+        self._writable = [(self._socket, POLLOUT), (wake.fileno(), POLLIN)]
+
+    def receive(self, timeout_s: float | None = None) -> Message | None:
+        """Return the next message; None after `timeout_s` seconds without one, and when the thread is woken."""
+        if not self._ready(self._readable, timeout_s):
+            return None
+        try:
+            return receive_frames(self._socket.recv)
+        except zmq.Again:  # what was there came over a connection that is gone
+            return None
+
+    def send(self, frames: Sequence[Buffer], timeout_s: float | None = None) -> bool:
+        """Send. Return False, with nothing sent, where there was no room for `timeout_s` seconds, or the thread is woken."""
+        ready = ready_to_send(frames)
+        while not send_frames(self._socket.send, ready):
+            if not self._ready(self._writable, timeout_s):
+                return False
+        return True
+
+    def close(self) -> None:
+        """Close the connection; messages that libzmq has taken linger."""
+        self._socket.close()
+
+    def _ready(self, wanted: list[Any], timeout_s: float | None) -> bool:
+        ready = zmq.zmq_poll(wanted, -1 if timeout_s is None else max(0, round(timeout_s * 1000)))
+        if len(ready) == 1 and ready[0][0] is self._socket:
+            return True
+        if ready:
+            self._wake.clear()
+        return False

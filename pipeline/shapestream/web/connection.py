@@ -31,8 +31,16 @@ import trio
 
 from shapestream.web.answers import CONTINUE, answer_bytes, error_answer
 from shapestream.web.content_coding import decoded
-from shapestream.web.limits import HeldBytes, HttpLimits
-from shapestream.web.messages import Admission, Buffer, Handler, HttpError, HttpRequest, HttpResponse
+from shapestream.web.messages import (
+    Admission,
+    Buffer,
+    Handler,
+    HeldBytes,
+    HttpError,
+    HttpLimits,
+    HttpRequest,
+    HttpResponse,
+)
 from shapestream.web.parser import ChunkedBodyParser, HeadParser
 
 log = structlog.get_logger()
@@ -82,7 +90,6 @@ class HttpConnection:
             "_all_held",
             "_caller",
             "_ends_at",
-            "_handler",
             "_has_asked",
             "_held",
             "_hung_up",
@@ -97,7 +104,6 @@ class HttpConnection:
         self,
         wire: Wire,
         peer: str,
-        handler: Handler,
         admission: Admission,
         limits: HttpLimits,
         held: HeldBytes,
@@ -108,7 +114,6 @@ class HttpConnection:
         self._held = 0
         """Bytes of `held` that are this connection's."""
         self._peer = peer
-        self._handler = handler
         self._admission = admission
         self._caller = peer
         """Of the request that is read or handled."""
@@ -200,7 +205,7 @@ class HttpConnection:
             peer=self._peer,
         )
         try:
-            self._caller = self._admission(request)
+            self._caller, handler = self._admission(request)
         except HttpError as error:
             if not self._has_come(head):
                 raise
@@ -214,7 +219,7 @@ class HttpConnection:
                 self._hold(len(body) - self._held)
             if self._hung_up:
                 raise _Closed
-            return await self._answer(self._handler, replace(request, body=body, peer=self._caller), head)
+            return await self._answer(handler, replace(request, body=body, peer=self._caller), head)
         finally:
             if self._held:
                 self._all_held.give_back(self._caller, self._held)

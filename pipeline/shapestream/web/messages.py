@@ -1,4 +1,4 @@
-"""A request and its response, as the HTTP server and the protocol's handlers hand them to each other."""
+"""A request and its response, as the HTTP server and its handlers hand them to each other; and what a peer may use."""
 
 from __future__ import annotations
 
@@ -59,5 +59,83 @@ class HttpError(Exception):
 
 Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
 """Answers one request; cancelled when its connection is closed. Raises `HttpError` for what it refuses."""
-Admission = Callable[[HttpRequest], str]
-"""Returns the caller of a request whose body has not been read yet. Raises `HttpError` for what it refuses."""
+Admission = Callable[[HttpRequest], tuple[str, Handler]]
+"""Returns the caller of a request whose body has not been read yet, and its handler. Raises `HttpError`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpLimits:
+    """Limits of connections and requests. Beyond one, a request gets the status named there, and its connection ends.
+
+    Times end up to a second late.
+    """
+
+    max_connections: int = 4096
+    """Connections at once. One more ends the oldest idle connection; where none is idle, the oldest whose head has not come
+    yet, or the oldest stream; else the new one gets 503."""
+    most_refusals: int = 64
+    """Connections beyond the limit that get 503 at once. More are closed without an answer."""
+    max_head_bytes: int = 64 * 1024
+    """Bytes of the request line and the headers (431). Twice what nginx admits: traces and tokens travel in headers."""
+    max_headers: int = 100
+    """Number of headers (431), as in Python's http.client and in Apache."""
+    max_body_bytes: int = 64 * 1024 * 1024
+    """Bytes of a body, before and after its content coding is undone (413)."""
+    most_bodies: int = 8
+    """All connections hold at most the bytes of so many of the largest bodies (503): by default 512 MiB, what a client of
+    the server may have unanswered; `HeldBytes` says what a caller may hold of them. Bodies that arrive with their head, of
+    less than 64 KiB, do not count."""
+    idle_s: float = 75.0
+    """Seconds without a request, after which a connection is closed without an answer. nginx's default."""
+    head_s: float = 15.0
+    """Seconds from the first byte of a request to the end of its headers (408)."""
+    body_s: float = 30.0
+    """Seconds in which the next 64 KiB of a body, or its rest, must arrive (408). Of chunks only their data counts."""
+    write_s: float = 60.0
+    """Seconds in which a reader must make room for more of an answer, or it is cut off. nginx's default."""
+    grace_s: float = 30.0
+    """Seconds that requests have, after `HttpServer.stop`, to be answered."""
+
+    @property
+    def max_held_bytes(self) -> int:
+        """Return the most bytes of bodies that all connections hold together."""
+        return self.most_bodies * self.max_body_bytes
+
+
+class HeldBytes:
+    """The bytes of bodies that all connections hold together, of at most `most`.
+
+    A body counts from its first bytes until its answer is written. A caller may hold as much as it leaves free: alone half,
+    the second one half of the rest. So there is room for a caller that comes later, whatever the others do. A request that
+    would pass this is refused: to leave it unread until there is room would let slow bodies, which end late or never, hold
+    up all others.
+    """
+
+    __slots__ = ("_by_caller", "_most", "held")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._by_caller: dict[str, int] = {}
+        """Only callers that hold some."""
+        self.held = 0
+
+    def take(self, caller: str, nbytes: int) -> None:
+        """Count more bytes of a caller. Raises `HttpError` 503, and counts none, where that would pass its part."""
+        own = self._by_caller.get(caller, 0) + nbytes
+        if own > self._most - self.held - nbytes:
+            raise HttpError(
+                503,
+                f"your requests would hold {own} bytes, more than the rest of the {self._most} that all may hold here",
+                (("Retry-After", "1"),),
+            )
+        self._by_caller[caller] = own
+        self.held += nbytes
+
+    def give_back(self, caller: str, nbytes: int) -> None:
+        """Count so many bytes of a caller no more."""
+        self.held -= nbytes
+        left = self._by_caller[caller] - nbytes
+        if left:
+            self._by_caller[caller] = left
+        else:
+            del self._by_caller[caller]

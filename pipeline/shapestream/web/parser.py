@@ -23,8 +23,7 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 
-from shapestream.web.limits import HttpLimits
-from shapestream.web.messages import HttpError
+from shapestream.web.messages import HttpError, HttpLimits
 
 _EMPTY_LINE = b"\r\n\r\n"
 _CHUNKED_HEAD = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"

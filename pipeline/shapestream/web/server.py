@@ -26,8 +26,7 @@ import structlog
 import trio
 
 from shapestream.web.connection import ConnectionPhase, HttpConnection, HttpStream, wire_of
-from shapestream.web.limits import HeldBytes, HttpLimits
-from shapestream.web.messages import Admission, Handler, HttpError, HttpRequest
+from shapestream.web.messages import Admission, Handler, HeldBytes, HttpError, HttpLimits
 
 log = structlog.get_logger()
 
@@ -42,19 +41,16 @@ _EVENTS = select.EPOLLRDHUP | select.EPOLLET
 HttpListener = trio.SocketListener | trio.SSLListener[trio.SocketStream]
 
 
-def address_of(request: HttpRequest) -> str:
-    """Return the address that a request comes from."""
-    return request.peer
+def for_all(handler: Handler) -> Admission:
+    """Return the admission of every request, for its address, to one handler."""
+    return lambda request: (request.peer, handler)
 
 
 class HttpServer:
-    """An HTTP/1.1 server on trio that hands complete requests to one handler."""
+    """An HTTP/1.1 server on trio that hands complete requests to their handlers."""
 
-    def __init__(
-        self, handler: Handler, limits: HttpLimits | None = None, *, admission: Admission = address_of
-    ) -> None:
-        """`admission` names the caller of each request before its body is read: by default its address."""
-        self._handler = handler
+    def __init__(self, admission: Admission, limits: HttpLimits | None = None) -> None:
+        """`admission` names the caller and the handler of each request before its body is read."""
         self._admission = admission
         self._limits = HttpLimits() if limits is None else limits
         self._connections: dict[HttpConnection, None] = {}
@@ -132,7 +128,7 @@ class HttpServer:
         except OSError:
             return  # it is gone already
         connection = HttpConnection(
-            wire, peer, self._handler, self._admission, self._limits, self._held, lambda: self._stopping
+            wire, peer, self._admission, self._limits, self._held, lambda: self._stopping
         )
         if not self._has_room():
             await self._refuse(connection)

@@ -27,7 +27,6 @@ from shapestream.wire.fields import (
     reader_of,
     writer_of,
 )
-from shapestream.wire.layouts import refuse_extension
 from shapestream.wire.limits import (
     CLIENT_LIMITS,
     ITEMS_PER_ARRAY,
@@ -55,6 +54,7 @@ from shapestream.wire.messages import (
     ResultEntry,
     Role,
 )
+from shapestream.wire.tensor_entries import refuse_extension
 from shapestream_engine.layout import Buffer, value
 
 _READERS: dict[Role, dict[int, Reader]] = {

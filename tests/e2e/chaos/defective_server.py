@@ -16,7 +16,7 @@ from pathlib import Path
 import trio
 from tests.e2e.chaos.model import FOLDER_VARIABLE
 
-from shapestream.serving.outgoing import Outgoing, PeerLink
+from shapestream.serving.port_traffic import Outgoing, PeerLink
 from shapestream.wire.messages import Entry, Execute, ResultEntry
 from shapestream_workers import cli
 

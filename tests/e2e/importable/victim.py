@@ -20,13 +20,10 @@ from shapestream.serving.server import serve
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ServerSettings
 from shapestream.telemetry.logging import configure
-from shapestream.transport.blocking_dealer import BlockingDealer
-from shapestream.transport.curve import CallerKeys, KeyRing, ServerSecurity
-from shapestream.transport.curve_keys import KeyPair
-from shapestream.transport.dealer import DealerSocket
-from shapestream.transport.interface import Connection
-from shapestream.transport.socket_options import SocketOptions
-from shapestream.transport.wake import Wake
+from shapestream.transport.curve import KeyRing, ServerSecurity
+from shapestream.transport.curve_keys import CallerKeys, KeyPair
+from shapestream.transport.interface import Connection, Wake
+from shapestream.transport.zeromq import BlockingDealer, DealerSocket, SocketOptions
 from shapestream_workers.worker import Worker
 
 

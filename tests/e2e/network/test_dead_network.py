@@ -14,8 +14,8 @@ pytestmark = pytest.mark.e2e
 SCRIPT = """
 import subprocess, trio
 from shapestream.errors import PeerGone
-from shapestream.transport.dealer import DealerSocket
-from shapestream.transport.zeromq import RouterSocket
+from shapestream.transport.zeromq import DealerSocket
+from shapestream.transport.router import RouterSocket
 
 def link(state):
     subprocess.run(["ip", "link", "set", "lo", state], check=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from shapestream.client.link import LinkSettings
-from shapestream.client.session import Session, Turn
+from shapestream.client.session import LinkSettings, Session, Turn
 from shapestream.client.tickets import AnyTicket, ModelHandle, OpenTicket, RequestTicket
 from shapestream.wire.messages import (
     Clock,

@@ -20,7 +20,7 @@ from shapestream.client.core import Posted, SubmissionQueue, Withdraw
 from shapestream.client.tickets import AnyTicket, OpenTicket
 from shapestream.errors import Cancelled, DeadlineExceeded, InternalError, InvalidRequest
 from shapestream.testing import ScriptedModel, identity_signature
-from shapestream.wire import layouts
+from shapestream.wire import tensor_entries
 from shapestream_engine.output_rules import Whole
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
@@ -158,7 +158,7 @@ async def test_ctrl_c_ends_the_block_and_the_server_is_told() -> None:
 async def test_a_request_that_cannot_be_written_down_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """More tensors than the protocol allows: it is refused, and its neighbours in the turn are served."""
     # A signature allows no more than the protocol does, so the protocol is made to allow less.
-    monkeypatch.setattr(layouts, "MAX_TENSORS", 1)
+    monkeypatch.setattr(tensor_entries, "MAX_TENSORS", 1)
     shape = NamedShape.parse("300")
     wide = ModelSignature(
         name="wide",
@@ -235,7 +235,7 @@ def test_while_it_closes_each_thing_is_taken_or_refused_once() -> None:
     start.wait()
     taken: list[Posted] = []
     while len(taken) < 300:
-        queue = inbox.take()
+        queue = inbox.items
         while queue:
             taken.append(queue.popleft())
     inbox.close()
@@ -255,7 +255,7 @@ async def test_a_post_from_another_thread_wakes_the_core_and_a_second_one_does_n
         await trio.to_thread.run_sync(inbox.post, item)
         await trio.testing.wait_all_tasks_blocked()
         assert taken == turns
-    assert items == list(inbox.take())
+    assert items == list(inbox.items)
 
 
 async def test_a_wake_up_that_finds_nothing_does_not_keep_the_next_post_waiting() -> None:

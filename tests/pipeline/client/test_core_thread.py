@@ -13,7 +13,7 @@ import trio
 from shapestream import blocking
 from shapestream.errors import DeadlineExceeded, TransportError
 from shapestream.testing import MemoryEndpoint, ScriptedServer
-from shapestream.transport.dealer import DealerSocket
+from shapestream.transport.zeromq import DealerSocket
 from shapestream.wire.messages import Goodbye
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shapestream.client.results import Result
+from shapestream.client.opened_models import Result
 from shapestream.errors import InternalError
 from shapestream.wire.messages import ResultEntry, Timings
 from shapestream_engine.element_types import element_type_of

@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.pipeline.client.bench import SETTINGS, Bench
 
-from shapestream.client.in_flight import remaining_ms_on_arrival
-from shapestream.client.link import MAX_GREETING_S, Link
-from shapestream.client.tickets import OpenTicket
-from shapestream.wire.liveness import MIN_HEARTBEAT_S
+from shapestream.client.session import MAX_GREETING_S, Link
+from shapestream.client.tickets import OpenTicket, remaining_ms_on_arrival
 from shapestream.wire.messages import Heartbeat, Hello, OpenModel, Welcome
+from shapestream.wire.peers import MIN_HEARTBEAT_S
 
 
 def test_heartbeats_only_when_nothing_else_was_sent() -> None:

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.pipeline.client.bench import TIMINGS, Caller
 
-from shapestream.client.link import LinkSettings
-from shapestream.client.session import Session
+from shapestream.client.session import LinkSettings, Session
 from shapestream.client.tickets import AnyTicket, ModelHandle, OpenTicket, RequestTicket, StatisticsTicket
 from shapestream.errors import DeadlineExceeded, Draining, Unavailable, WorkerLost
 from shapestream.wire.messages import (

@@ -119,7 +119,7 @@ async def test_the_current_span_is_the_parent_and_an_explicit_trace_is_first(
 def test_importing_the_client_imports_no_opentelemetry() -> None:
     """Nor does asking for the tags of a request."""
     script = (
-        "import sys, shapestream; from shapestream.client.request_tags import tags_of; "
+        "import sys, shapestream; from shapestream.client.tickets import tags_of; "
         "print(tags_of(None, None, None), [name for name in sys.modules if 'telemetry' in name and 'open' in name])"
     )
     done = subprocess.run(

@@ -15,7 +15,7 @@ from tests.pipeline.client.virtual_time import ROW, serving
 from trio.testing import MockClock
 
 import shapestream
-from shapestream.client.link import LinkSettings
+from shapestream.client.session import LinkSettings
 from shapestream.client.tickets import checked_deadline, checked_priority, deadline_at
 from shapestream.errors import DeadlineExceeded
 from shapestream.wire.limits import MAX_PRIORITY

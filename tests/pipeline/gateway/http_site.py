@@ -14,9 +14,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shapestream.transport.http_listener import listen_at
-from shapestream.web.limits import HttpLimits
-from shapestream.web.messages import Admission, Handler, HttpRequest, HttpResponse
-from shapestream.web.server import HttpServer, address_of, listeners_of
+from shapestream.web.messages import Handler, HttpLimits, HttpRequest, HttpResponse
+from shapestream.web.server import HttpServer, listeners_of
 
 PATIENCE_S = 100.0
 """No bound of anything that is tested: what never comes is an error, not a hang."""
@@ -174,10 +173,15 @@ class Hold:
         return await echo(request)
 
 
+def address_of(request: HttpRequest) -> str:
+    """The address that a request comes from."""
+    return request.peer
+
+
 def served(
     handler: Handler = echo,
     *,
-    admission: Admission = address_of,
+    caller_of: Callable[[HttpRequest], str] = address_of,
     virtual_time: bool = False,
     tls: ssl.SSLContext | None = None,
     **limits: Any,
@@ -190,7 +194,7 @@ def served(
             serve(
                 lambda site: test(site, *args, **kwargs),
                 handler,
-                admission=admission,
+                caller_of=caller_of,
                 virtual_time=virtual_time,
                 tls=tls,
                 **limits,
@@ -207,7 +211,7 @@ def serve(
     play: Callable[[Site], Awaitable[None]],
     handler: Handler = echo,
     *,
-    admission: Admission = address_of,
+    caller_of: Callable[[HttpRequest], str] = address_of,
     virtual_time: bool = False,
     tls: ssl.SSLContext | None = None,
     **limits: Any,
@@ -221,7 +225,7 @@ def serve(
             listeners[0] if isinstance(listeners[0], trio.SocketListener) else listeners[0].transport_listener
         )
         port = plain.socket.getsockname()[1]
-        server = HttpServer(handler, HttpLimits(**limits), admission=admission)
+        server = HttpServer(lambda request: (caller_of(request), handler), HttpLimits(**limits))
         peers: list[Peer] = []
         try:
             with trio.fail_after(VIRTUAL_PATIENCE_S if virtual_time else PATIENCE_S):

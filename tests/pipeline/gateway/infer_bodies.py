@@ -8,11 +8,16 @@ from typing import Any
 import numpy.typing as npt
 import pytest
 
-from shapestream.client.results import Result
+from shapestream.client.opened_models import Result
 from shapestream.errors import RequestError
 from shapestream.gateway.errors import http_error
-from shapestream.gateway.infer_request import AskedOutput, read_body, read_inputs, read_outputs
-from shapestream.gateway.infer_response import infer_response
+from shapestream.gateway.infer_request import (
+    AskedOutput,
+    infer_response,
+    read_body,
+    read_inputs,
+    read_outputs,
+)
 from shapestream.slices import at_once
 from shapestream.testing import identity_signature, tensors_of
 from shapestream.web.messages import HttpError, HttpRequest

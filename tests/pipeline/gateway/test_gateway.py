@@ -18,7 +18,7 @@ from tests.pipeline.gateway.http_site import PATIENCE_S, Answer, Peer
 
 from shapestream.gateway.gateway import GatewayOptions, run_gateway
 from shapestream.transport.http_listener import listen_at, place_of
-from shapestream.web.limits import HttpLimits
+from shapestream.web.messages import HttpLimits
 
 
 @asynccontextmanager

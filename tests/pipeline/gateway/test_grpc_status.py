@@ -8,7 +8,7 @@ pytest.importorskip("grpc", reason="the extra [grpc] is not installed")
 
 from shapestream.errors import RequestError, error_from_code
 from shapestream.gateway.errors import UnknownModel, Unsupported
-from shapestream.gateway.grpc_call import peer_of, pushback_of, status_of
+from shapestream.gateway.grpc_service import peer_of, pushback_of, status_of
 
 STATUSES = {
     "invalid": "INVALID_ARGUMENT",

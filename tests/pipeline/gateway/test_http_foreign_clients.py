@@ -21,8 +21,8 @@ from trio.testing import wait_all_tasks_blocked
 
 from shapestream.errors import ConfigurationError
 from shapestream.transport.http_listener import listen_at, place_of
-from shapestream.web.limits import HttpLimits
-from shapestream.web.server import HttpServer, listeners_of
+from shapestream.web.messages import HttpLimits
+from shapestream.web.server import HttpServer, for_all, listeners_of
 
 BODY = bytes(range(256)) * 20_000
 """5 MB."""
@@ -235,7 +235,7 @@ def test_ipv6() -> None:
             listeners = listeners_of(listen_at("[::1]:0"))
         except ConfigurationError:
             pytest.skip("there is no IPv6 here")
-        server = HttpServer(report, HttpLimits())
+        server = HttpServer(for_all(report), HttpLimits())
         async with trio.open_nursery() as nursery:
             await nursery.start(server.run, listeners)
             async with await trio.open_tcp_stream("::1", port_of(listeners[0])) as stream:

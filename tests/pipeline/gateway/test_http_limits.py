@@ -137,7 +137,7 @@ async def begun(site: Site, *heads: bytes) -> list[Peer]:
     return peers
 
 
-@served(admission=by_header, max_body_bytes=MIB, most_bodies=4)
+@served(caller_of=by_header, max_body_bytes=MIB, most_bodies=4)
 async def test_a_caller_holds_as_much_as_it_leaves_to_others(site: Site) -> None:
     """Of 4 MiB two unfinished bodies, whole or in chunks; then a third is refused, and that of another caller is served.
 
@@ -168,7 +168,7 @@ async def test_a_caller_holds_as_much_as_it_leaves_to_others(site: Site) -> None
     assert 1_000_000 == len((await site.ask(head_of("one", 1_000_000) + b"a" * 1_000_000)).body)
 
 
-@served(admission=by_header)
+@served(caller_of=by_header)
 async def test_nothing_is_read_of_a_caller_that_is_refused(site: Site) -> None:
     """Whose body is still to come: the connection ends. Without a body, or where it has come, the next request may."""
     for head in (head_of("nobody", 1_000_000), head_of("nobody")):

@@ -9,7 +9,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from shapestream.transport.http_listener import listen_at
 from shapestream.web.connection import LAST_WORDS_S
-from shapestream.web.server import HttpServer, listeners_of
+from shapestream.web.server import HttpServer, for_all, listeners_of
 
 BEGUN = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\na"
 
@@ -77,7 +77,7 @@ async def test_a_server_without_connections_stops_at_once(site: Site) -> None:
 @served()
 async def test_a_server_stops_before_it_runs(site: Site) -> None:
     """It closes its listeners."""
-    server = HttpServer(Hold())
+    server = HttpServer(for_all(Hold()))
     server.stop()
     listeners = listeners_of(listen_at("127.0.0.1:0"))
     await server.run(listeners)

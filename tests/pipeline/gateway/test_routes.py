@@ -21,7 +21,7 @@ from trio.testing import wait_all_tasks_blocked
 
 import shapestream
 from shapestream.gateway.routes import PAGE_S, READY_S, Routes
-from shapestream.gateway.tokens import Tokens
+from shapestream.web.tokens import Tokens
 from shapestream_engine.batch import BatchInputs
 
 TRACE = f"00-{'1' * 32}-{'2' * 16}-01"

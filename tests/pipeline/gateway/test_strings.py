@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.pipeline.gateway.infer_bodies import Array, answered, entry, posted, read, refuse, signature_of
 
 from shapestream.errors import InvalidRequest
-from shapestream.gateway.strings import SLICE_BYTES, SLICE_STRINGS, from_binary, from_json
+from shapestream.gateway.infer_tensors import SLICE_BYTES, SLICE_STRINGS, from_binary, from_json
 from shapestream.slices import Slices, at_once
 from shapestream.web.messages import HttpError
 

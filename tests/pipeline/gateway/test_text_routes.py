@@ -12,11 +12,11 @@ from tests.pipeline.gateway.text_site import TextSite, on_text_site, vector
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.errors import Overloaded, TooLarge
-from shapestream.gateway.long_steps import LongSteps
+from shapestream.gateway.json_text import LongSteps
 from shapestream.gateway.options import text_services
-from shapestream.gateway.text_routes import TextRoutes
-from shapestream.gateway.tokens import Tokens
+from shapestream.gateway.routes import TextRoutes
 from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
+from shapestream.web.tokens import Tokens
 
 BOTH = {"openai": ["sentences", "listed", "numbers", "gone"], "tei": "sentences"}
 TEXTS = ["", "banana", "😀"]
@@ -234,8 +234,7 @@ async def test_tei_tells_whether_its_model_is_ready(site: TextSite, path: str) -
         return HttpResponse(body=(b"{}",))
 
     routes = TextRoutes(site.client, text_services(tei="sentences"), LongSteps(), ready)
-    methods, form = routes.found(path), routes.form_of(path)
-    assert methods is not None
+    methods, form = routes.pages[path], routes.form_of(path)
     assert form is not None
     request = HttpRequest(method="GET", path=path, query="", headers={}, body=b"", peer="")
     with pytest.raises(HttpError) as refused:
@@ -319,9 +318,7 @@ async def test_long_answers_are_written_in_turns(site: TextSite) -> None:
     routes = TextRoutes(site.client, text_services(**BOTH), Noting(), _nothing)
     for path in ("/v1/embeddings", "/embed", "/embed_sparse"):
         body = json.dumps({**openai(TEXTS), "inputs": TEXTS}).encode()
-        methods = routes.found(path)
-        assert methods is not None
-        await methods["POST"](
+        await routes.pages[path]["POST"](
             HttpRequest(method="POST", path=path, query="", headers={}, body=body, peer="p")
         )
     assert [3 * 4 * 4, 3 * 4 * 4, 3 * 9 * 4] == told

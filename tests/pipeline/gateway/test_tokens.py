@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from shapestream.errors import ConfigurationError
-from shapestream.gateway.tokens import Tokens, read_tokens
 from shapestream.web.messages import HttpError, HttpRequest
+from shapestream.web.tokens import Tokens, read_tokens
 
 FILE = """\
 # of the shop

@@ -18,8 +18,8 @@ import shapestream
 from shapestream.errors import RequestError
 from shapestream.gateway.options import text_services
 from shapestream.gateway.routes import Routes
-from shapestream.gateway.tokens import Tokens
 from shapestream.testing import Arrays, MemoryEndpoint, ScriptedModel, ScriptedServer
+from shapestream.web.tokens import Tokens
 from shapestream_engine.output_rules import Rows, Whole
 from shapestream_engine.ports import InputPort, OutputPort, list_ports
 from shapestream_engine.shapes import NamedShape

@@ -12,8 +12,8 @@ from tests.pipeline.protocol_simulation.slots import answer_of, question_of
 
 from shapestream.client.connector import Connector
 from shapestream.client.core import Core, Withdraw
-from shapestream.client.link import LinkSettings
 from shapestream.client.opened_models import Model
+from shapestream.client.session import LinkSettings
 from shapestream.client.tickets import AnyTicket, OpenTicket, RequestTicket, deadline_at
 from shapestream.wire.messages import ResultEntry
 from shapestream.wire.tensor_frames import to_array

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from tests.pipeline.protocol_simulation.plan import Ask, Fault, FaultKind, Kind, Plan
 
-from shapestream.client.in_flight import InFlight
+from shapestream.client.tickets import InFlight
 from shapestream.scheduling.actions import Action
 from shapestream.scheduling.recovery import Recovery
 from shapestream.serving import slot_threads
-from shapestream.serving.egress import Egress
-from shapestream.serving.outgoing import Outgoing, PeerLink
+from shapestream.serving.ends import Egress
+from shapestream.serving.port_traffic import Outgoing, PeerLink
 from shapestream.wire.messages import CancelBatchEntry, Entry, Execute, ResultEntry
 from shapestream_workers.worker_session import WorkerSession
 

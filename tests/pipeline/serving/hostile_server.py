@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import trio
 
-from shapestream.serving import client_port, outgoing
+from shapestream.serving import client_port, port_traffic
 from shapestream.serving.allocator import keep_freed_memory
 from shapestream.serving.server import Server, serve
 from shapestream.serving.slot_threads import SlotThreads
@@ -93,7 +93,7 @@ async def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    for module in (client_port, outgoing):
+    for module in (client_port, port_traffic):
         module.RateLimit = partial(RateLimit, 0.0)  # type: ignore[attr-defined] # see above
     logging.PRESENT.budgets.default_factory = partial(LineBudget, 10**9)  # the same
     keep_freed_memory()  # as `shapestream serve` does

@@ -12,9 +12,9 @@ from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.serving.server import Server
-from shapestream.transport.curve import CallerKeys, KeyRing, ServerSecurity
-from shapestream.transport.curve_keys import KeyPair, new_key_pair
-from shapestream.transport.dealer import DealerSocket
+from shapestream.transport.curve import KeyRing, ServerSecurity
+from shapestream.transport.curve_keys import CallerKeys, KeyPair, new_key_pair
+from shapestream.transport.zeromq import DealerSocket
 from shapestream.wire.messages import Role
 
 SERVER, ALICE, BOB, ADMIN, GATEWAY, BOX, OTHER_BOX = (new_key_pair() for _ in range(7))

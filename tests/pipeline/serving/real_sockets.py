@@ -13,7 +13,7 @@ from tests.pipeline.serving.raw_peer import RawPeer
 
 from shapestream.serving.server import Server
 from shapestream.serving.slot_threads import SlotThreads
-from shapestream.transport.dealer import DealerSocket
+from shapestream.transport.zeromq import DealerSocket
 from shapestream.wire.messages import Role
 
 

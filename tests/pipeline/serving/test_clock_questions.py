@@ -12,8 +12,8 @@ from tests.pipeline.serving.harness import scripted_client
 from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
-from shapestream.serving.peer_clock import DRIFT, PeerClock
 from shapestream.wire.messages import Clock, Credit, Failure, ResultEntry
+from shapestream.wire.peers import DRIFT, PeerClock
 
 BEGAN_S = 1e6
 """What the client's clock shows at the beginning of the test."""

@@ -11,7 +11,7 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from shapestream.serving.cost_keeper import KEEP_EVERY_S, CostKeeper
+from shapestream.serving.server import KEEP_EVERY_S, CostKeeper
 from shapestream_engine.calibration_cache import CostCache
 from shapestream_engine.cost_table import LearnedCosts
 

@@ -24,7 +24,7 @@ from shapestream.wire.messages import (
 )
 
 ONCE = {"echo": model_settings(idempotent=False)}
-OTHER = echo_tensors(value=2.0)
+OTHER = echo_tensors(rows=2)
 
 
 async def answered(client: RawPeer, slots: ScriptedSlots, sequence: int, **fields: Any) -> ResultEntry:
@@ -35,7 +35,7 @@ async def answered(client: RawPeer, slots: ScriptedSlots, sequence: int, **field
 
 
 @pytest.mark.parametrize(
-    "other", [request(1, OTHER), request(1, model=5)], ids=["other payload", "other model, which is unknown"]
+    "other", [request(1, OTHER), request(1, model=5)], ids=["other shapes", "other model, which is unknown"]
 )
 @virtual_time
 async def test_another_request_under_a_running_number_is_a_conflict(other: RequestEntry) -> None:
@@ -67,7 +67,7 @@ async def test_an_answered_request_that_comes_again_gets_the_kept_reply_and_does
 
 
 @virtual_time
-async def test_another_payload_under_an_answered_number_is_a_conflict() -> None:
+async def test_other_shapes_under_an_answered_number_is_a_conflict() -> None:
     """Its reply is not that of the first, and is not made either."""
     async with scripted_client() as (client, slots):
         await answered(client, slots, 1)

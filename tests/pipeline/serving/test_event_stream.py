@@ -10,7 +10,7 @@ from typing import Any
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from shapestream.serving.event_stream import INTERVAL_S, MOST_VIEWERS, Feed
+from shapestream.serving.admin import INTERVAL_S, MOST_VIEWERS, Feed
 
 
 class Source:

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from zlib import crc32
-
-import numpy as np
-import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shapestream.serving.kept_replies import (
-    BLOCK_NBYTES,
-    BLOCKS,
+from shapestream.serving.sessions import (
     MAX_ABSENT,
     OVERHEAD_NBYTES,
-    WHOLE_NBYTES,
     ClientId,
     ClientReplies,
     KeptReplies,
-    checksum,
-    same_tensors,
 )
 from shapestream.wire.messages import Failure, ResultEntry, Timings
 from shapestream_engine.layout import Tensors
@@ -55,22 +46,22 @@ def kept_replies(*, max_bytes: int = 1 << 20, max_age_s: float = 60.0, max_repli
 def keep(kept: KeptReplies, answered: ClientReplies, *sequences: int, nbytes: int = 0) -> None:
     """Replies to these; the books balance after each."""
     for sequence in sequences:
-        kept.keep(answered, sequence, 0, QUESTION, result(sequence, nbytes))
+        kept.keep(answered, sequence, (0, QUESTION.layout), result(sequence, nbytes))
         kept.check_invariants()
 
 
-def test_a_reply_is_found_for_the_same_model_layout_and_bytes_only() -> None:
-    """Whatever differs makes it another request."""
+def test_a_reply_is_found_for_the_same_model_and_layout_only() -> None:
+    """Another model, or other shapes or types, make it another request."""
     kept = kept_replies()
     answered = kept.of(A)
     keep(kept, answered, 5)
-    assert result(5) == answered.reply_to(5, 0, QUESTION)
-    assert answered.reply_to(5, 1, QUESTION) is None
-    assert answered.reply_to(5, 0, tensors(b"abd")) is None
-    assert answered.reply_to(5, 0, Tensors(layout=((0, "i8", (3,)),), buffers=(b"abc",))) is None
+    assert result(5) == answered.reply_to(5, (0, QUESTION.layout))
+    assert answered.reply_to(5, (1, QUESTION.layout)) is None
+    assert answered.reply_to(5, (0, tensors(b"ab").layout)) is None
+    assert answered.reply_to(5, (0, ((0, "i8", (3,)),))) is None
     failure = Failure(sequence=6, code="model_error", message="no", retryable=False, retry_after_ms=None)
-    kept.keep(answered, 6, 0, QUESTION, failure)
-    assert failure == answered.reply_to(6, 0, QUESTION)
+    kept.keep(answered, 6, (0, QUESTION.layout), failure)
+    assert failure == answered.reply_to(6, (0, QUESTION.layout))
     assert 2 * OVERHEAD_NBYTES == kept.nbytes
 
 
@@ -121,7 +112,7 @@ def test_room_is_made_for_many_replies_at_once_by_those_that_hold_most() -> None
     keep(kept, single, 1)
     for sequence in range(16):
         for answered in many:
-            kept.keep(answered, sequence, 0, QUESTION, result(sequence))
+            kept.keep(answered, sequence, (0, QUESTION.layout), result(sequence))
     kept.check_invariants()
     assert 32 <= len(kept) <= 56
     assert all(15 in answered.replies for answered in many)
@@ -147,7 +138,7 @@ def test_to_drop_a_reply_takes_as_long_however_many_were_dropped_before() -> Non
     kept = kept_replies(max_bytes=most * OVERHEAD_NBYTES, max_replies=most)
     answered = kept.of(A)
     for sequence in range(most):
-        kept.keep(answered, sequence, 0, EMPTY, GONE)
+        kept.keep(answered, sequence, (0, EMPTY.layout), GONE)
     kept.expire(60.0)
     kept.check_invariants()
     assert (0, most) == (len(kept), answered.below)
@@ -164,7 +155,7 @@ def test_clients_that_left_are_remembered_up_to_a_number_and_those_without_answe
     kept.expire(1.0)
     assert {} == kept._by_client
     for name in names[: MAX_ABSENT + 1]:
-        kept.keep(kept.of(name), 1, 0, QUESTION, result(1))
+        kept.keep(kept.of(name), 1, (0, QUESTION.layout), result(1))
         kept.left(name)
     kept.check_invariants()
     assert [False, True] == [kept.of(name).knows(1) for name in names[:2]]
@@ -195,9 +186,9 @@ class Books(RuleBasedStateMachine):
             st.integers(0, 60).filter(lambda number: number not in ended), label="a number that is free"
         )
         ended.add(sequence)
-        self.kept.keep(answered, sequence, 0, QUESTION, result(sequence, nbytes))
+        self.kept.keep(answered, sequence, (0, QUESTION.layout), result(sequence, nbytes))
         if sequence in answered.replies:
-            assert result(sequence, nbytes) == answered.reply_to(sequence, 0, QUESTION)
+            assert result(sequence, nbytes) == answered.reply_to(sequence, (0, QUESTION.layout))
 
     @precondition(lambda self: self.present)
     @rule(data=st.data())
@@ -227,64 +218,3 @@ class TestBooks(Books.TestCase):  # type: ignore[misc,valid-type] # made by hypo
     """Nothing that was answered is ever taken for new, and no bound is passed."""
 
     settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-
-
-# ---------------------------------------------------------------- what a request is known by
-
-
-@given(st.lists(st.binary(max_size=200), max_size=4))
-def test_small_tensors_are_summed_whole(buffers: list[bytes]) -> None:
-    """The checksum is CRC-32 of all bytes, in their order."""
-    assert crc32(b"".join(buffers)) == checksum(tensors(*buffers))
-
-
-@pytest.mark.parametrize("at", [0, 1, WHOLE_NBYTES - 1])
-def test_each_byte_of_a_tensor_up_to_the_limit_counts(at: int) -> None:
-    """The first and the last, and those between."""
-    data = bytearray(WHOLE_NBYTES)
-    before = checksum(tensors(bytes(data)))
-    data[at] = 1
-    assert before != checksum(tensors(bytes(data)))
-
-
-@pytest.mark.parametrize("nbytes", [WHOLE_NBYTES + 1, 100_003])
-def test_of_a_larger_tensor_evenly_spaced_blocks_count(nbytes: int) -> None:
-    """Its first and last bytes do, and as many bytes in all as the blocks have; what lies between them does not."""
-    whole = np.zeros(nbytes, np.uint8)
-    before = checksum(tensors(whole.tobytes()))
-    counted = []
-    for at in range(0, nbytes, 97):
-        whole[at] = 1
-        counted.append(before != checksum(tensors(whole.tobytes())))
-        whole[at] = 0
-    assert counted[0]
-    assert sum(counted) == pytest.approx(BLOCKS * BLOCK_NBYTES / nbytes * len(counted), rel=0.1)
-    whole[-1] = 1
-    assert before != checksum(tensors(whole.tobytes()))
-
-
-def test_arrays_of_any_kind_are_bytes() -> None:
-    """In-memory peers hand over arrays; their bytes count, large or small, also without elements."""
-    for shape in [(3, 4), (300, 400), (0, 4), ()]:
-        array = np.ones(shape, np.float32)
-        one = Tensors(layout=((0, "f32", shape),), buffers=(array,))
-        other = Tensors(layout=((0, "f32", shape),), buffers=(array.tobytes(),))
-        assert checksum(one) == checksum(other)
-        assert same_tensors(one, other)
-
-
-@given(st.binary(max_size=300), st.binary(max_size=300))
-def test_tensors_are_the_same_when_layout_and_bytes_are(one: bytes, other: bytes) -> None:
-    """Against the plain comparison."""
-    assert (one == other) == same_tensors(tensors(one), tensors(other))
-
-
-@pytest.mark.parametrize("at", [0, 70_000, 199_999])
-def test_every_byte_of_a_large_tensor_is_compared(at: int) -> None:
-    """Unlike the checksum, which may miss one."""
-    data = bytearray(200_000)
-    one = tensors(bytes(data))
-    data[at] = 1
-    assert not same_tensors(one, tensors(bytes(data)))
-    data[at] = 0
-    assert same_tensors(one, tensors(bytes(data)))

@@ -11,9 +11,8 @@ from tests.pipeline.serving.protected_server import ALICE, BOB, Place, serving
 from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
-from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.served_models import ServedModel
-from shapestream.serving.sessions import ClientSession, RequestRecord, Sessions
+from shapestream.serving.sessions import ClientSession, KeptReplies, RequestRecord, Sessions
 from shapestream.settings import ServerSettings
 from shapestream.transport.curve_keys import KeyPair
 from shapestream.wire.messages import Failure, Goodbye, Heartbeat, Hello, ResultEntry, Unknown

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapestream.serving.peer_clock import DRIFT, PeerClock
+from shapestream.wire.peers import DRIFT, PeerClock
 
 seconds = st.floats(0.0, 1e5)
 

@@ -20,10 +20,9 @@ from tests.pipeline.serving.raw_peer import RawPeer
 
 from shapestream.scheduling import events
 from shapestream.serving.slot_threads import SlotThreads
-from shapestream.transport.blocking_dealer import BlockingDealer
-from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.memory import memory_server
-from shapestream.transport.zeromq import RouterSocket
+from shapestream.transport.router import RouterSocket
+from shapestream.transport.zeromq import BlockingDealer, DealerSocket
 from shapestream.wire.messages import RequestEntry, ResultEntry
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.layout import Tensors

@@ -10,7 +10,7 @@ from tests.pipeline.serving.harness import memory_serving, scripted_client
 from tests.pipeline.serving.raw_peer import RawPeer, ending, verdict
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
-from shapestream.serving.outgoing import Outgoing, PeerLink
+from shapestream.serving.port_traffic import Outgoing, PeerLink
 from shapestream.telemetry.counters import ServerStatistics
 from shapestream.transport.memory import memory_server
 from shapestream.wire.codec import codec_of, decode

@@ -27,10 +27,9 @@ from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.serving.slot_threads import SlotThreads, ThreadEnded
 from shapestream.slices import at_once
 from shapestream.telemetry.metrics import read_metrics
-from shapestream.transport.blocking_dealer import BlockingDealer
-from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.memory import memory_server
-from shapestream.transport.zeromq import RouterSocket
+from shapestream.transport.router import RouterSocket
+from shapestream.transport.zeromq import BlockingDealer, DealerSocket
 from shapestream.wire.messages import Failure, Heartbeat, RequestEntry, ResultEntry, Unknown
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.layout import Tensors

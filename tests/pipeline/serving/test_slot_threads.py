@@ -32,9 +32,8 @@ from shapestream.serving.slot_threads import (
     entry_of_report,
     frames_of,
 )
-from shapestream.transport.blocking_dealer import BlockingDealer
-from shapestream.transport.socket_options import SocketOptions
-from shapestream.transport.zeromq import RouterSocket
+from shapestream.transport.router import RouterSocket
+from shapestream.transport.zeromq import BlockingDealer, SocketOptions
 from shapestream.wire.codec import codec_of, decode, encode
 from shapestream.wire.limits import MAX_TENSORS, WORKER_LIMITS
 from shapestream.wire.messages import (

@@ -31,9 +31,8 @@ from trio.testing import wait_all_tasks_blocked
 from shapestream.chains.spec import ChainSpec
 from shapestream.scheduling.actions import FailRequest
 from shapestream.serving.ends import RequestEnded
-from shapestream.serving.kept_replies import ClientReplies
 from shapestream.serving.served_models import ServedModel
-from shapestream.serving.sessions import ClientSession
+from shapestream.serving.sessions import ClientReplies, ClientSession
 from shapestream.serving.stories import Stories
 from shapestream.wire.messages import Cancel, Execute, Failure, Goodbye, ResultEntry
 
@@ -312,7 +311,7 @@ def test_an_engines_words_that_are_no_utf_8_keep_no_span_back() -> None:
     record = dataclasses.replace(record, tags=parent(1))
     memory = InMemorySpanExporter()
     tracer = RequestTracer(memory)
-    tracer.follow(Stories(lambda request: [], dict, lambda model: [], lambda number: None))
+    tracer.follow(Stories(lambda request: [], dict, lambda model: [], {}))
     message = "bad \ud800 data"
     action = FailRequest(request=record, code="model_error", message=message)
     tracer.ended(

@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 from tests.pipeline.telemetry.runs import ran
 
 from shapestream.slices import at_once
-from shapestream.telemetry.counters import Histogram, ServerStatistics
-from shapestream.telemetry.last_minute import MAX_BYTES, SNAPSHOT_S, WINDOW_S, LastMinute
+from shapestream.telemetry.counters import (
+    MAX_BYTES,
+    SNAPSHOT_S,
+    WINDOW_S,
+    Histogram,
+    LastMinute,
+    ServerStatistics,
+)
 
 START = 1000.0
 

@@ -12,17 +12,16 @@ import pytest
 import trio
 
 from shapestream.transport.curve import (
-    CallerKeys,
     KeyRing,
     KeyRole,
     ProtectedRouter,
     ServerSecurity,
 )
-from shapestream.transport.curve_keys import new_key_pair
-from shapestream.transport.dealer import DealerSocket
+from shapestream.transport.curve_keys import CallerKeys, new_key_pair
 from shapestream.transport.interface import Connection, PeerSocket
 from shapestream.transport.memory import memory_server
-from shapestream.transport.zeromq import RouterSocket
+from shapestream.transport.router import RouterSocket
+from shapestream.transport.zeromq import DealerSocket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,6 @@ from shapestream.transport.curve import (
     LOCAL,
     LOCAL_DOMAIN,
     PROTECTED_DOMAIN,
-    CallerKeys,
     KeyRing,
     KeyRole,
     ProtectedRouter,
@@ -34,6 +33,7 @@ from shapestream.transport.curve import (
     answer_zap,
 )
 from shapestream.transport.curve_keys import (
+    CallerKeys,
     KeyPair,
     new_key_pair,
     public_key,
@@ -41,8 +41,7 @@ from shapestream.transport.curve_keys import (
     read_key_pair,
     write_key_pair,
 )
-from shapestream.transport.dealer import DealerSocket
-from shapestream.transport.socket_options import SocketOptions
+from shapestream.transport.zeromq import DealerSocket, SocketOptions
 
 SERVER, ALICE, BOB, ADMIN, WORKER, STRANGER = (new_key_pair() for _ in range(6))
 RING = KeyRing(
@@ -361,8 +360,8 @@ def test_routing_ids_begin_at_random() -> None:
     """Two fresh processes do not count from the same number: who knew the next one could end the process."""
     code = (
         "import trio, zmq\n"
-        "from shapestream.transport.dealer import DealerSocket\n"
-        "from shapestream.transport.zeromq import RouterSocket\n"
+        "from shapestream.transport.zeromq import DealerSocket\n"
+        "from shapestream.transport.router import RouterSocket\n"
         "async def main():\n"
         "    with RouterSocket() as router, DealerSocket() as dealer:\n"
         "        router.bind('inproc://x')\n"

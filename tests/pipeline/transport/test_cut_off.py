@@ -11,7 +11,7 @@ from tests.e2e.zmtp import Raw, dialled, message
 from tests.pipeline.serving.clocks import real_time
 
 from shapestream.errors import OutboxFull
-from shapestream.transport.zeromq import RouterSocket
+from shapestream.transport.router import RouterSocket
 
 
 def until_the_end(raw: Raw) -> None:

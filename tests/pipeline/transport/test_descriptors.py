@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import trio
 
-from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.guards import (
     ARRIVALS_PER_S,
     MAX_LOOK_S,
@@ -18,7 +17,8 @@ from shapestream.transport.guards import (
     free_descriptors,
     until_reserve_s,
 )
-from shapestream.transport.zeromq import RouterSocket
+from shapestream.transport.router import RouterSocket
+from shapestream.transport.zeromq import DealerSocket
 
 
 @pytest.mark.parametrize(

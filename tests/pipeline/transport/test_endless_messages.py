@@ -7,9 +7,8 @@ import zmq
 from tests.e2e.zmtp import Raw, dialled, message
 from tests.pipeline.serving.clocks import real_time
 
-from shapestream.transport.socket_options import MAX_FRAMES, SocketOptions
-from shapestream.transport.watched_socket import receive_frames
-from shapestream.transport.zeromq import FRAMES_AT_ONCE, RouterSocket
+from shapestream.transport.router import FRAMES_AT_ONCE, RouterSocket
+from shapestream.transport.zeromq import MAX_FRAMES, SocketOptions, receive_frames
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
 
 

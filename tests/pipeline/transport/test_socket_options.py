@@ -9,9 +9,8 @@ import trio
 import zmq
 from tests.pipeline.serving.clocks import real_time
 
-from shapestream.transport.dealer import DealerSocket
-from shapestream.transport.socket_options import SocketOptions
-from shapestream.transport.zeromq import RouterSocket
+from shapestream.transport.router import RouterSocket
+from shapestream.transport.zeromq import DealerSocket, SocketOptions
 
 
 @pytest.mark.parametrize("socket", [RouterSocket, DealerSocket])

@@ -13,9 +13,8 @@ import trio.testing
 from tests.pipeline.serving.clocks import real_time
 
 from shapestream.errors import PeerGone
-from shapestream.transport.interface import Message
-from shapestream.transport.threads import ThreadConnection, ThreadServer
-from shapestream.transport.wake import Wake
+from shapestream.transport.interface import Message, Wake
+from shapestream.transport.memory import ThreadConnection, ThreadServer
 
 
 @asynccontextmanager

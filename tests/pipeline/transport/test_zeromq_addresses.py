@@ -16,12 +16,12 @@ import zmq
 from tests.pipeline.serving.clocks import real_time
 
 from shapestream.errors import AddressInUse, TransportError
-from shapestream.transport.dealer import DealerSocket
-from shapestream.transport.zeromq import RouterSocket
+from shapestream.transport.router import RouterSocket
+from shapestream.transport.zeromq import DealerSocket
 
 LISTEN = """
 import sys, trio
-from shapestream.transport.zeromq import RouterSocket
+from shapestream.transport.router import RouterSocket
 async def main():
     async with RouterSocket() as router:
         router.bind(sys.argv[1])

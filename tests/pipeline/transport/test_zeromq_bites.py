@@ -1,4 +1,4 @@
-"""The hazards of ZeroMQ under an event loop, which `transport/watched_socket.py` lists: none of them strikes here."""
+"""The hazards of ZeroMQ under an event loop, which `transport/zeromq.py` lists: none of them strikes here."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ import zmq
 from tests.pipeline.serving.clocks import real_time
 
 from shapestream.errors import OutboxFull, PeerGone, TransportError
-from shapestream.transport.dealer import DealerSocket
-from shapestream.transport.socket_options import SocketOptions
-from shapestream.transport.wake import Wake
-from shapestream.transport.zeromq import RouterSocket
+from shapestream.transport.interface import Wake
+from shapestream.transport.router import RouterSocket
+from shapestream.transport.zeromq import DealerSocket, SocketOptions
 
 LARGE = SocketOptions(high_water_mark=1000, receive_high_water_mark=1000)
 SMALL = SocketOptions(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.pipeline.wire.strategies import comparable, entries_for
 
 from shapestream.errors import InvalidRequest, TooLarge
-from shapestream.transport.socket_options import SocketOptions
+from shapestream.transport.zeromq import SocketOptions
 from shapestream.wire.codec import decode, encode, pack_messages
 from shapestream.wire.limits import (
     CLIENT_LIMITS,

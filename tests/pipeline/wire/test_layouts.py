@@ -6,8 +6,8 @@ import msgpack
 import numpy as np
 import pytest
 
-from shapestream.wire import layouts
-from shapestream.wire.layouts import LayoutBook, LayoutError
+from shapestream.wire import tensor_entries
+from shapestream.wire.tensor_entries import LayoutBook, LayoutError
 from shapestream_engine.layout import Layout
 
 LAYOUT: Layout = (
@@ -77,7 +77,7 @@ def test_an_equal_layout_is_written_as_the_integers_that_it_equals() -> None:
 
 def test_the_book_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Endless new layouts, or very long ones, do not grow the book without end."""
-    monkeypatch.setattr(layouts, "MAX_REMEMBERED", 10)
+    monkeypatch.setattr(tensor_entries, "MAX_REMEMBERED", 10)
     book = LayoutBook()
     for size in range(100):
         layout = ((0, "u8", (size,)),)

@@ -1,7 +1,8 @@
-"""The callers of a gateway, and the tokens by which it knows them.
+"""The callers of a port that speaks HTTP or gRPC, and the tokens by which it knows them.
 
 The file has a line `NAME TOKEN` for each caller, besides empty lines and those that begin with `#`. A caller may have
-several tokens, so that one can be replaced while the other is still in use.
+several tokens, so that one can be replaced while the other is still in use. The admin port has one caller, and its file the
+token alone.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from hashlib import sha256
 from pathlib import Path
 
 from shapestream.errors import ConfigurationError
-from shapestream.gateway.errors import UnknownCaller
 from shapestream.web.messages import HttpError, HttpRequest
 from shapestream.wire.tags import CALLER, can_be_sent, rule_of
 from shapestream_engine.files import read_regular
@@ -18,6 +18,10 @@ from shapestream_engine.files import read_regular
 MAX_FILE_BYTES = 4 << 20
 """Largest file of tokens: of some 40,000 callers."""
 _HOW = (("WWW-Authenticate", "Bearer"),)
+
+
+class UnknownCaller(Exception):
+    """A request without a known token; the message says why."""
 
 
 class Tokens:
@@ -65,10 +69,13 @@ def _digest(token: str) -> bytes:
     return sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
-def read_tokens(path: Path) -> Tokens:
-    """Read a file of tokens. Raises `ConfigurationError`."""
+def read_tokens(path: Path, only: str | None = None) -> Tokens:
+    """Read a file of tokens; with `only`, that of the token of this one caller. Raises `ConfigurationError`."""
     try:
-        return Tokens(read_regular(path, MAX_FILE_BYTES).decode())
+        text = read_regular(path, MAX_FILE_BYTES).decode()
+        if only is not None and len(text.split()) != 1:
+            raise ConfigurationError(["expected a token of one word"])
+        return Tokens(text if only is None else f"{only} {text}")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError([f"{path}: {error}"]) from error
     except ConfigurationError as error:
