@@ -20,7 +20,7 @@ What it promises:
 - A model that no ticket asked for is not listened to, or a server could fill this client's memory.
 
 What it does not do: it reads no tensors, knows nothing of streams, and does not open connections. It asks for a new one
-(`Turn.reconnect`).
+(`Due.reconnect`).
 
 The state of the connection (`Link`):
 
@@ -100,7 +100,7 @@ from shapestream.wire.peers import Liveness
 
 
 @dataclass(slots=True, kw_only=True)
-class Turn:
+class Due:
     """The actions that are due: hand these tickets back, send these entries, then perhaps start a new connection."""
 
     finished: list[AnyTicket]
@@ -221,7 +221,7 @@ class Session:
         """True where `turn` has more to do than to hand back tickets; `next_wakeup` tells of what is due by time."""
         return self._heard_news or bool(self.in_flight.waiting)
 
-    def turn(self, now: float, *, may_send: bool = True) -> Turn:
+    def turn(self, now: float, *, may_send: bool = True) -> Due:
         """Take the actions that are due. With `may_send=False` unsent requests stay here, where they can be withdrawn."""
         self._heard_news = False
         if self.in_flight.deadlines[0][0] <= now:
@@ -238,7 +238,7 @@ class Session:
             entries = [Goodbye()] if leaves else self._due_entries(now)
         if entries or not may_send:
             self._link.sent_at = now  # messages that the transport still holds are a sign of life as well
-        return Turn(finished=self.in_flight.take_finished(), entries=entries, reconnect=reconnect)
+        return Due(finished=self.in_flight.take_finished(), entries=entries, reconnect=reconnect)
 
     def _may_leave(self) -> bool:
         """Tell whether another server is to be asked: this one takes nothing new, and has answered all that it took."""
@@ -255,12 +255,12 @@ class Session:
             due = min(due, in_flight.held_at + self._unavailable_after_s)
         return due
 
-    def close(self) -> Turn:
+    def close(self) -> Due:
         """Leave: every ticket ends with `Cancelled`, and the server hears `Goodbye`."""
         self.in_flight.fail_all(lambda: Cancelled("the client was closed"))
         entries: list[Entry] = [*self._control, Goodbye()] if self._link.is_open else []
         self._control = []
-        return Turn(finished=self.in_flight.take_finished(), entries=entries, reconnect=False)
+        return Due(finished=self.in_flight.take_finished(), entries=entries, reconnect=False)
 
     def _end_waits(self, now: float) -> None:
         """End the waits for a server: none for `unavailable_after_s`, or for as long one that takes nothing new.

@@ -29,7 +29,7 @@ from shapestream.serving.chain_desk import ChainRequest
 from shapestream.serving.port_traffic import Outgoing
 from shapestream.serving.sessions import ClientSession, KeptReplies, RequestRecord
 from shapestream.serving.workers import SlotRecord
-from shapestream.telemetry.runs import Member, Owner, Run
+from shapestream.telemetry.runs import Owner, Run, RunMember
 from shapestream.wire.messages import Failure, ResultEntry, Timings
 from shapestream.wire.tags import CALLER, REQUEST_ID, TRACEPARENT
 from shapestream_engine.batch import BatchReport
@@ -196,7 +196,7 @@ def owners_of(batch: Batch) -> dict[int, Owner]:
     return {record.id: (record.tags or {}).get(CALLER) or record.session.client for record in batch.arrivals}
 
 
-def member_of(record: RequestRecord) -> Member:
+def member_of(record: RequestRecord) -> RunMember:
     """Return what is remembered of one request."""
     tags = record.tags
     own_id = caller = traceparent = None
@@ -212,8 +212,8 @@ def member_of(record: RequestRecord) -> Member:
         caller,
         traceparent,
     )
-    # One is made per request: this takes a third of the time of `Member(*row)`.
-    return tuple.__new__(Member, row)
+    # One is made per request: this takes a third of the time of `RunMember(*row)`.
+    return tuple.__new__(RunMember, row)
 
 
 REFUSALS = frozenset({Draining.code, Overloaded.code, Unavailable.code})

@@ -39,7 +39,7 @@ from shapestream.serving.ends import (
 )
 from shapestream.serving.sessions import RequestRecord
 from shapestream.slices import Slices
-from shapestream.telemetry.runs import ClientId, Member, Owner, Run
+from shapestream.telemetry.runs import ClientId, Owner, Run, RunMember
 from shapestream.wire.tags import REQUEST_ID, TRACEPARENT
 from shapestream_engine.batch import ErrorCode
 
@@ -139,7 +139,7 @@ class StageFacts(NamedTuple):
 class Past(NamedTuple):
     """The known facts of one request."""
 
-    member: Member
+    member: RunMember
     model: str
     """Empty for a request that was refused before its model was looked up."""
     ended: float
@@ -207,7 +207,7 @@ class Stories:
             elif end.code != ErrorCode.RECALLED:
                 self._lost(end.run)
         elif isinstance(end, RequestRefused):
-            member = Member(end.at, 0, end.session.client, end.sequence, (), None, None, None)
+            member = RunMember(end.at, 0, end.session.client, end.sequence, (), None, None, None)
             self._keep_error(Past(member, "", end.at, end.code, end.message[:MOST_MESSAGE], None))
         elif isinstance(end, ChainEnded):
             self._chain_ended(end)
@@ -390,12 +390,12 @@ class Stories:
         client, sequence = (bytes.fromhex(match[1]), int(match[2])) if match else (b"", -1)
         shares: _Shares = {}
 
-        def asked(one: Member) -> bool:
+        def asked(one: RunMember) -> bool:
             mine = (one.sequence == sequence and one.client[0] == client) or one.is_called(text)
             return mine and may_see(asker, one.client)
 
         def perhaps(record: RequestRecord) -> bool:
-            """Tell whether `asked` is worth asking: a `Member` of each record would make a long turn."""
+            """Tell whether `asked` is worth asking: a `RunMember` of each record would make a long turn."""
             tags = record.tags or {}
             return (
                 record.sequence == sequence
@@ -416,7 +416,7 @@ class Stories:
         trees = {number: _parts_of(past) for number, past in found.items()}
         parts = {number for tree in trees.values() for number in tree}
 
-        def told(one: Member) -> bool:
+        def told(one: RunMember) -> bool:
             """Tell whether it is no stage's request of these chains, or one that is told."""
             return one.number in parts or (one.client, one.sequence) not in chains
 
@@ -593,7 +593,7 @@ def _in_order(
     return [*chain(*reversed(groups))]
 
 
-def _answered_by(run: Run, member: Member) -> Past:
+def _answered_by(run: Run, member: RunMember) -> Past:
     """Return what a run tells of a member that it answered."""
     return Past(member, run.model, run.ended, None, "", None, (run,))
 

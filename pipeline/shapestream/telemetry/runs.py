@@ -19,7 +19,7 @@ Owner: TypeAlias = ClientId | str
 """Whom a request counts for: its client, or the caller that a gateway named."""
 
 
-class Member(NamedTuple):
+class RunMember(NamedTuple):
     """One request of a batch."""
 
     arrived: float
@@ -89,7 +89,7 @@ class Run(NamedTuple):
     rows: int
     useful: int
     """Elements of the requests that ran."""
-    members: Sequence[Member]
+    members: Sequence[RunMember]
     """The requests that it answered."""
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from shapestream.client.session import LinkSettings, Session, Turn
+from shapestream.client.session import Due, LinkSettings, Session
 from shapestream.client.tickets import AnyTicket, ModelHandle, OpenTicket, RequestTicket
 from shapestream.wire.messages import (
     Clock,
@@ -45,7 +45,7 @@ class Bench:
         self.finished: list[AnyTicket] = []
         self.caller = Caller()
 
-    def turn(self, *, may_send: bool = True) -> Turn:
+    def turn(self, *, may_send: bool = True) -> Due:
         """One turn; the invariants hold after it, and nothing more is due at once, or a client would spin."""
         turn = self.session.turn(self.now, may_send=may_send)
         self.session.check_invariants()
@@ -62,7 +62,7 @@ class Bench:
         self.session.receive(entries, self.now)
         self.session.check_invariants()
 
-    def wait_until_due(self) -> Turn:
+    def wait_until_due(self) -> Due:
         """Move the clock to the next wake-up, and take that turn."""
         self.now = self.session.next_wakeup()
         return self.turn()

@@ -29,7 +29,7 @@ from trio.testing import MockClock
 import shapestream.client.core
 import shapestream.serving.server
 import shapestream_workers.worker
-from shapestream.client.session import Session, Turn
+from shapestream.client.session import Due, Session
 from shapestream.scheduling.actions import Action
 from shapestream.scheduling.events import Event
 from shapestream.scheduling.scheduler import Scheduler
@@ -73,7 +73,7 @@ class _CheckedScheduler(Scheduler):
 class _CheckedSession(Session):
     """Looks into itself after every turn."""
 
-    def turn(self, now: float, *, may_send: bool = True) -> Turn:
+    def turn(self, now: float, *, may_send: bool = True) -> Due:
         """What has become due."""
         turn = super().turn(now, may_send=may_send)
         self.check_invariants()

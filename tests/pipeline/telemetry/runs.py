@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from shapestream.scheduling.batches import CutFacts
-from shapestream.telemetry.runs import Member, Run
+from shapestream.telemetry.runs import Run, RunMember
 
 
 def ran(model: str, sizes: tuple[int, ...], *, arrived: Sequence[float] = (), **facts: Any) -> Run:
     """A batch of one request, unless `facts` say otherwise; it answered a request for each time of `arrived`."""
     members = [
-        Member(at, number, (b"c" * 16, None), number, sizes, None, None, None)
+        RunMember(at, number, (b"c" * 16, None), number, sizes, None, None, None)
         for number, at in enumerate(arrived)
     ]
     times = dict.fromkeys(("sent", "began", "ended"), 0.0)
