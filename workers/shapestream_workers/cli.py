@@ -227,6 +227,9 @@ def gateway(
     key: Key = None,
     server_key: ServerKey = None,
     timeout: Timeout = 60.0,
+    grace: Annotated[
+        float, typer.Option(min=0.0, metavar="SECONDS", help="Time that requests have after SIGTERM.")
+    ] = 25.0,
     listener: Annotated[int | None, typer.Option(hidden=True)] = None,
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
 ) -> None:
@@ -263,6 +266,7 @@ def gateway(
             key=key,
             server_key=server_key,
             timeout_s=timeout,
+            grace_s=grace,
             is_open=opened,
             supervised=supervised,
             ready_channel=channel,

@@ -43,6 +43,8 @@ class GatewayRequest:
     key: Path | None
     server_key: str | None
     timeout_s: float
+    grace_s: float
+    """Seconds that requests have to end."""
     is_open: bool
     """The network keeps strangers away."""
     supervised: bool
@@ -58,7 +60,8 @@ class GatewayRequest:
             "tokens": None if self.token_file is None else read_tokens(self.token_file),
             "default_priority_level": self.default_priority_level,
             "connect_timeout_s": self.timeout_s,
-            **({"unavailable_after_s": 1.0, "grace_s": 1.0} if self.supervised else {}),
+            "grace_s": self.grace_s,
+            **({"unavailable_after_s": 1.0} if self.supervised else {}),
         }
 
     def check_reach(self, address: str) -> None:

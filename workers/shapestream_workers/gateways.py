@@ -30,6 +30,8 @@ from shapestream_workers.supervisor.processes import SupervisedProcesses
 
 BACKLOG = 1024
 """Connections that wait for a gateway, at most."""
+STOP_GRACE_S = 5.0
+"""Seconds for a process to end after its requests have: last answers leave, and nothing else is left to do."""
 
 Kind: TypeAlias = Literal["http", "grpc"]
 LIBRARIES: Mapping[Kind, Sequence[str]] = {
@@ -65,11 +67,12 @@ class GatewayPort(ABC):
         self.address = place_of(socket_)
         """HOST:PORT where it listens, with the port that was chosen for 0."""
 
-    def commands(self, server_address: str) -> dict[str, list[str]]:
-        """Return the command line of each process, by name."""
+    def commands(self, server_address: str, grace_s: float) -> dict[str, list[str]]:
+        """Return the command line of each process, by name. Its requests have `grace_s` seconds at its end."""
         program = [sys.executable, "-P", "-m", "shapestream_workers", "gateway", server_address]
         settings = self._settings
-        options = ["--supervised", "--default-priority-level", str(settings.default_priority_level)]
+        options = ["--supervised", "--grace", str(grace_s)]
+        options += ["--default-priority-level", str(settings.default_priority_level)]
         if settings.token_file is not None:
             options += ["--token-file", settings.token_file]
         if settings.tls is not None:
@@ -145,17 +148,17 @@ class GatewayPorts:
     def processes(
         self, server_address: str, *, grace_s: float, all_ready: Callable[[], None]
     ) -> SupervisedProcesses:
-        """Return the gateways, to be run. They end within `grace_s` seconds of the request to.
+        """Return the gateways, to be run. The requests of one that is replaced have `grace_s` seconds.
 
         `all_ready` is called whenever each of them is ready. They are never given up, since each holds nothing but its
         connections.
         """
         commands: dict[str, list[str]] = {}
         for port in self._ports:
-            commands |= port.commands(server_address)
+            commands |= port.commands(server_address, grace_s)
         return SupervisedProcesses(
             commands,
-            RestartPolicy(max_crashes=sys.maxsize, drain_s=grace_s),
+            RestartPolicy(max_crashes=sys.maxsize, drain_s=grace_s + STOP_GRACE_S),
             kind="gateway",
             all_ready=all_ready,
             descriptors=[number for port in self._ports for number in port.descriptors],

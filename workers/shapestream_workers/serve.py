@@ -34,7 +34,7 @@ from shapestream_workers import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME
 from shapestream_workers.access import open_admin_port, server_security
 from shapestream_workers.chains import plan_chains
 from shapestream_workers.costs import cost_tables
-from shapestream_workers.gateways import GatewayPorts, open_ports
+from shapestream_workers.gateways import STOP_GRACE_S, GatewayPorts, open_ports
 from shapestream_workers.interruption import handed_over
 from shapestream_workers.model_trust import digests_of
 from shapestream_workers.models import compile_models, placement_warnings
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-STOP_GRACE_S = 5.0
-"""Seconds for workers to end after the server has drained; they have nothing left to do by then."""
 LAST_WORDS_S = 1.0
 """Seconds to tell the clients after the second signal, or when no worker is left."""
 
@@ -344,7 +342,9 @@ class _Serving:
             self._gateways_ended.set()
             return None
         return self._gateway_ports.processes(
-            self._server.addresses[-1], grace_s=STOP_GRACE_S, all_ready=self._tell_reachable
+            self._server.addresses[-1],
+            grace_s=self._loaded.settings.server.grace_s,
+            all_ready=self._tell_reachable,
         )
 
     def _tell_reachable(self) -> None:

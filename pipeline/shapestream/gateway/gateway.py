@@ -58,7 +58,6 @@ async def run_gateway(
                     stopping.set()
 
             nursery.start_soon(obey)
-            # The HTTP server outlives the client: requests that end with it are still answered.
             async with _connected(options) as client:
                 routes = Routes(
                     client,
@@ -78,9 +77,8 @@ async def run_gateway(
                 serving.set()
                 ready()
                 await stopping.wait()
-                server.stop()
-                with trio.move_on_after(options.grace_s):
-                    await ended.wait()
+                server.stop(options.grace_s)
+                await ended.wait()
 
 
 def _connected(options: GatewayOptions) -> AbstractAsyncContextManager[Client]:

@@ -25,8 +25,8 @@ class ForwardingOptions:
     """Seconds that the server may take to answer at first."""
     unavailable_after_s: float = 10.0
     """Seconds without a server, or with one that takes nothing new, after which requests are refused as unavailable."""
-    grace_s: float = 30.0
-    """Seconds from SIGTERM, after which requests without an answer are refused as unavailable."""
+    grace_s: float = 25.0
+    """Seconds that requests have from SIGTERM on. Those without an answer then are refused as unavailable."""
 
 
 @value

@@ -77,6 +77,12 @@ class ConnectionPhase(Enum):
     """The next piece of an answer without a length."""
 
 
+_REQUESTED = (ConnectionPhase.HEAD, ConnectionPhase.BODY, ConnectionPhase.HANDLING)
+"""The phases of a request without a byte of an answer."""
+RETRY_SOON = (("Retry-After", "1"),)
+"""Header of an answer to a request that another server, or this one soon, may take."""
+
+
 class _Closed(Exception):
     """The peer has closed the connection."""
 
@@ -90,6 +96,7 @@ class HttpConnection:
             "_all_held",
             "_caller",
             "_ends_at",
+            "_grace_is_over",
             "_has_asked",
             "_held",
             "_hung_up",
@@ -125,6 +132,7 @@ class HttpConnection:
         self._hung_up = False
         self._unanswered = False
         """Whether it was closed to make room."""
+        self._grace_is_over = False
         self._has_asked = False
         """Whether a request has begun to arrive."""
         self.phase = ConnectionPhase.IDLE
@@ -160,6 +168,11 @@ class HttpConnection:
         if self._ends_at <= now:
             self._scope.cancel()
 
+    def end_grace(self) -> None:
+        """End the connection: the server waits no longer for the answer of its request."""
+        self._grace_is_over = True
+        self._scope.cancel()
+
     # ----------------------------------------------------------------
 
     async def run(self) -> None:
@@ -167,10 +180,20 @@ class HttpConnection:
         try:
             with self._scope:
                 await self._serve()
-            if self.phase in (ConnectionPhase.HEAD, ConnectionPhase.BODY) and not self._unanswered:
-                await self._refuse(HttpError(408, "the request did not arrive in time"))
+            if (error := self._why_unanswered()) is not None:
+                await self._refuse(error)
         except (OSError, trio.BrokenResourceError, _Closed):
             return  # the peer is gone
+
+    def _why_unanswered(self) -> HttpError | None:
+        """Return the answer to a request that was cut off; None where there is none, or no room for an answer."""
+        if self._unanswered or not self._scope.cancelled_caught:
+            return None
+        if self._grace_is_over and not self._hung_up and self.phase in _REQUESTED:
+            return HttpError(503, "the server ends, and did not wait longer for this request", RETRY_SOON)
+        if self.phase in (ConnectionPhase.HEAD, ConnectionPhase.BODY):
+            return HttpError(408, "the request did not arrive in time")
+        return None
 
     async def refuse(self, error: HttpError) -> None:
         """Answer whatever comes with an error, and close."""
@@ -187,6 +210,7 @@ class HttpConnection:
             self._enter(ConnectionPhase.WRITING, math.inf)
             await self._refuse(error)
         else:
+            self._enter(ConnectionPhase.WRITING, math.inf)
             with trio.move_on_after(LAST_WORDS_S):
                 await drain(self._wire.socket)
 

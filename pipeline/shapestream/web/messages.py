@@ -93,8 +93,6 @@ class HttpLimits:
     """Seconds in which the next 64 KiB of a body, or its rest, must arrive (408). Of chunks only their data counts."""
     write_s: float = 60.0
     """Seconds in which a reader must make room for more of an answer, or it is cut off. nginx's default."""
-    grace_s: float = 30.0
-    """Seconds that requests have, after `HttpServer.stop`, to be answered."""
 
     @property
     def max_held_bytes(self) -> int:

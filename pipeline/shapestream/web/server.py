@@ -25,7 +25,7 @@ from functools import partial
 import structlog
 import trio
 
-from shapestream.web.connection import ConnectionPhase, HttpConnection, HttpStream, wire_of
+from shapestream.web.connection import LAST_WORDS_S, ConnectionPhase, HttpConnection, HttpStream, wire_of
 from shapestream.web.messages import Admission, Handler, HeldBytes, HttpError, HttpLimits
 
 log = structlog.get_logger()
@@ -59,6 +59,7 @@ class HttpServer:
         self._refusals = 0
         self._accepting = trio.CancelScope()
         self._stopping = False
+        self._grace_s = 0.0
 
     @property
     def open_connections(self) -> int:
@@ -83,7 +84,7 @@ class HttpServer:
     ) -> None:
         """Serve until `stop`, or until cancelled. Close the listeners.
 
-        Return after `stop` as soon as all connections have ended, or after `HttpLimits.grace_s`.
+        Return after `stop` as soon as all connections have ended, or after its grace and `LAST_WORDS_S`.
         """
         watch = HangupWatch()
         try:
@@ -98,17 +99,19 @@ class HttpServer:
                             list(listeners),
                             handler_nursery=serving,
                         )
-                    serving.cancel_scope.deadline = trio.current_time() + self._limits.grace_s
+                    watching.start_soon(self._end_grace)
+                    serving.cancel_scope.deadline = trio.current_time() + self._grace_s + LAST_WORDS_S
                 watching.cancel_scope.cancel()
         finally:
             watch.close()
 
-    def stop(self) -> None:
+    def stop(self, grace_s: float) -> None:
         """End in good order: no new connections, idle ones closed, requests that have begun are answered.
 
-        A connection without a request yet has seconds for its first one.
+        A connection without a request yet has seconds for its first one. Requests without an answer after `grace_s` seconds
+        get 503.
         """
-        self._stopping = True
+        self._stopping, self._grace_s = True, grace_s
         self._accepting.cancel()
         now = trio.current_time()
         for connection in self._connections:
@@ -120,6 +123,11 @@ class HttpServer:
             now = trio.current_time()
             for connection in self._connections:
                 connection.end_if_overdue(now)
+
+    async def _end_grace(self) -> None:
+        await trio.sleep(self._grace_s)
+        for connection in self._connections:
+            connection.end_grace()
 
     async def _converse(self, watch: HangupWatch, stream: HttpStream) -> None:
         try:

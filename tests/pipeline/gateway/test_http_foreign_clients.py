@@ -240,6 +240,6 @@ def test_ipv6() -> None:
             await nursery.start(server.run, listeners)
             async with await trio.open_tcp_stream("::1", port_of(listeners[0])) as stream:
                 assert "::1" == json.loads((await Peer(stream).ask(GET)).body)["peer"]
-            server.stop()
+            server.stop(grace_s=30.0)
 
     trio.run(main)

@@ -11,6 +11,7 @@ from shapestream.transport.http_listener import listen_at
 from shapestream.web.connection import LAST_WORDS_S
 from shapestream.web.server import HttpServer, for_all, listeners_of
 
+GRACE_S = 30.0
 BEGUN = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\na"
 
 
@@ -22,7 +23,7 @@ def test_requests_that_have_begun_are_answered() -> None:
         reading, handled = await site.connect(), await site.connect()
         await reading.sent_and_read(BEGUN)
         await handled.sent_and_read(GET + GET)
-        site.server.stop()
+        site.server.stop(GRACE_S)
         assert 2 == site.server.open_connections
         with pytest.raises(OSError, match="connect"):
             await trio.open_tcp_stream("127.0.0.1", site.port)
@@ -44,32 +45,37 @@ async def test_an_idle_connection_ends_at_once_and_a_new_one_may_ask_once(site: 
     """Its peer may have sent its first request before the stop; one that sends nothing is closed after some seconds."""
     asked, new, silent = await site.connect(), await site.connect(), await site.connect()
     assert 200 == (await asked.ask(GET)).status
-    site.server.stop()
+    site.server.stop(GRACE_S)
     assert b"" == await asked.end()
     assert (200, True) == ((answer := await new.ask(GET)).status, answer.closes)
     await site.pass_time(LAST_WORDS_S + 1)
     assert b"" == await silent.end()
 
 
-@served(Hold(), virtual_time=True, grace_s=30)
+@served(Hold(), virtual_time=True)
 async def test_requests_have_a_grace(site: Site) -> None:
-    """Then they are cancelled, and `run` returns."""
-    peer = await site.connect()
+    """Then they are cancelled and answered, and `run` returns."""
+    peer, reading = await site.connect(), await site.connect()
     await peer.sent_and_read(GET)
-    site.server.stop()
-    await site.pass_time(29)
+    await site.pass_time(20)
+    await reading.sent_and_read(BEGUN)
+    site.server.stop(GRACE_S)
+    await site.pass_time(GRACE_S - 1)
     assert 1 == site.server.handled_requests
     await site.pass_time(2)
-    assert 0 == site.server.open_connections
-    assert b"" == await peer.end()
+    for waiting in (peer, reading):
+        answer = await waiting.answer()
+        assert (503, True, "1") == (answer.status, answer.closes, answer.headers["retry-after"])
+    await site.pass_time(LAST_WORDS_S)
     assert not site.serves
+    assert 0 == site.server.open_connections
 
 
 @served()
 async def test_a_server_without_connections_stops_at_once(site: Site) -> None:
     """And a second stop changes nothing."""
-    site.server.stop()
-    site.server.stop()
+    site.server.stop(GRACE_S)
+    site.server.stop(GRACE_S)
     await wait_all_tasks_blocked()
     assert not site.serves
 
@@ -78,7 +84,7 @@ async def test_a_server_without_connections_stops_at_once(site: Site) -> None:
 async def test_a_server_stops_before_it_runs(site: Site) -> None:
     """It closes its listeners."""
     server = HttpServer(for_all(Hold()))
-    server.stop()
+    server.stop(GRACE_S)
     listeners = listeners_of(listen_at("127.0.0.1:0"))
     await server.run(listeners)
     with pytest.raises(trio.ClosedResourceError):
