@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from shapestream_engine.layout import value
@@ -85,6 +86,9 @@ class HttpLimits:
     """All connections hold at most the bytes of so many of the largest bodies (503): by default 512 MiB, what a client of
     the server may have unanswered; `HeldBytes` says what a caller may hold of them. Bodies that arrive with their head, of
     less than 64 KiB, do not count."""
+    max_connection_s: float = inf
+    """Age of a connection, a tenth more or less, from which its next answer is its last. Then its peer may find another
+    server; nothing else ends a connection that is in use."""
     idle_s: float = 75.0
     """Seconds without a request, after which a connection is closed without an answer. nginx's default."""
     head_s: float = 15.0
