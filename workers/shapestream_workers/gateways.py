@@ -22,7 +22,14 @@ from importlib.util import find_spec
 from typing import Literal, TypeAlias
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings import GatewaySettings, GrpcSettings, HttpSettings, LoadedSettings, Settings
+from shapestream.settings import (
+    GatewaySettings,
+    GrpcSettings,
+    HttpSettings,
+    LoadedSettings,
+    ServerSettings,
+    Settings,
+)
 from shapestream.transport.http_listener import listen_at, place_of, reserve_at
 from shapestream_workers.chains import service_options
 from shapestream_workers.supervisor.core import RestartPolicy
@@ -67,11 +74,11 @@ class GatewayPort(ABC):
         self.address = place_of(socket_)
         """HOST:PORT where it listens, with the port that was chosen for 0."""
 
-    def commands(self, server_address: str, grace_s: float) -> dict[str, list[str]]:
+    def commands(self, server_address: str, *, grace_s: float, lame_duck_s: float) -> dict[str, list[str]]:
         """Return the command line of each process, by name. Its requests have `grace_s` seconds at its end."""
         program = [sys.executable, "-P", "-m", "shapestream_workers", "gateway", server_address]
         settings = self._settings
-        options = ["--supervised", "--grace", str(grace_s)]
+        options = ["--supervised", "--grace", str(grace_s), "--lame-duck", str(lame_duck_s)]
         options += ["--default-priority-level", str(settings.default_priority_level)]
         if settings.token_file is not None:
             options += ["--token-file", settings.token_file]
@@ -106,6 +113,7 @@ class HttpPort(GatewayPort):
         """Raise `ConfigurationError` where the address cannot be used."""
         super().__init__(settings, listen_at(settings.address, backlog=BACKLOG))
         self._max_body = settings.max_body
+        self._max_connection_s = settings.max_connection_s
         self._services = service_options(settings, whole)
 
     @property
@@ -115,7 +123,7 @@ class HttpPort(GatewayPort):
 
     def _own_options(self) -> list[str]:
         own = ["--listener", str(self._socket.fileno()), "--max-body", str(self._max_body)]
-        return [*own, *self._services]
+        return [*own, "--max-connection", str(self._max_connection_s), *self._services]
 
 
 class GrpcPort(GatewayPort):
@@ -146,19 +154,21 @@ class GatewayPorts:
         return {port.kind: port.address for port in self._ports}
 
     def processes(
-        self, server_address: str, *, grace_s: float, all_ready: Callable[[], None]
+        self, server_address: str, settings: ServerSettings, *, all_ready: Callable[[], None]
     ) -> SupervisedProcesses:
-        """Return the gateways, to be run. The requests of one that is replaced have `grace_s` seconds.
+        """Return the gateways, to be run. The requests of one that is replaced have the server's grace.
 
         `all_ready` is called whenever each of them is ready. They are never given up, since each holds nothing but its
         connections.
         """
         commands: dict[str, list[str]] = {}
         for port in self._ports:
-            commands |= port.commands(server_address, grace_s)
+            commands |= port.commands(
+                server_address, grace_s=settings.grace_s, lame_duck_s=settings.effective_lame_duck_s
+            )
         return SupervisedProcesses(
             commands,
-            RestartPolicy(max_crashes=sys.maxsize, drain_s=grace_s + STOP_GRACE_S),
+            RestartPolicy(max_crashes=sys.maxsize, drain_s=settings.grace_s + STOP_GRACE_S),
             kind="gateway",
             all_ready=all_ready,
             descriptors=[number for port in self._ports for number in port.descriptors],

@@ -66,6 +66,8 @@ class HttpSettings(GatewaySettings):
 
     max_body: Bytes = 64 << 20
     """Bytes of one request's body, at most, after it is decompressed."""
+    max_connection_s: float = Field(default=300.0, gt=0, le=86400, allow_inf_nan=False)
+    """Age in seconds, a tenth more or less, from which a connection ends with its next answer."""
     openai: OpenAiSettings | None = None
     """Endpoints of OpenAI's API. Default: none."""
     tei: str | None = None

@@ -80,6 +80,44 @@ class ServerEnd:
         return min(until, max(self._stopped_at, since) + FIRST_REQUEST_S)
 
 
+class Asked(Enum):
+    """The end that signals have asked of a gateway so far."""
+
+    NOTHING = auto()
+    LEAVE = auto()
+    """The lame duck, and then the end."""
+    STOP = auto()
+    """The end, once requests are answered."""
+    END_NOW = auto()
+
+
+class AskedToEnd:
+    """What the signals of a gateway ask for.
+
+    One that a server started `is_told` when to leave (LEAVE) and then when to stop (SIGTERM). SIGTERM alone is for one that
+    another process replaces. A gateway that stands alone leaves by SIGTERM. SIGINT, of a terminal, stops it. A signal after
+    these two ends it at once.
+    """
+
+    def __init__(self, *, is_told: bool) -> None:
+        self._is_told = is_told
+        self.state = Asked.NOTHING
+
+    def take(self, number: int) -> bool:
+        """Note a signal. Tell whether it asks for anything new."""
+        if number == LEAVE and (self.state is not Asked.NOTHING or not self._is_told):
+            return False
+        leaves_by = LEAVE if self._is_told else signal.SIGTERM
+        match self.state:
+            case Asked.NOTHING:
+                self.state = Asked.LEAVE if number == leaves_by else Asked.STOP
+            case Asked.LEAVE if self._is_told:
+                self.state = Asked.STOP
+            case _:
+                self.state = Asked.END_NOW
+        return True
+
+
 @value
 class LameDuck:
     """The time for which a server that leaves takes requests all the same, while it says that it is not ready."""

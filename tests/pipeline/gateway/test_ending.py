@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import signal
 from math import inf
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapestream.web.ending import FIRST_REQUEST_S, QUIET_S, EndState, LameDuck, ServerEnd
+from shapestream.web.ending import (
+    FIRST_REQUEST_S,
+    LEAVE,
+    QUIET_S,
+    Asked,
+    AskedToEnd,
+    EndState,
+    LameDuck,
+    ServerEnd,
+)
 
 TIMES = st.floats(min_value=0.0, max_value=1e6)
 
@@ -69,6 +79,29 @@ def test_ages_are_spread_by_a_tenth() -> None:
     assert [True, False] == [end.keeps_open(271.0, now) for now in (270.9, 271.0)]
     end.leave()
     assert not end.keeps_open(271.0, 1.0)
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["told", "alone"])
+def test_signals(is_told: bool) -> None:
+    """Each row: signals, and what they ask for in the end; the last one of them is ignored where it asks for nothing new."""
+    term, interrupt = signal.SIGTERM, signal.SIGINT
+    rows: list[tuple[list[int], Asked, Asked]] = [
+        ([term], Asked.STOP, Asked.LEAVE),
+        ([interrupt], Asked.STOP, Asked.STOP),
+        ([LEAVE], Asked.LEAVE, Asked.NOTHING),
+        ([LEAVE, LEAVE], Asked.LEAVE, Asked.NOTHING),
+        ([LEAVE, term], Asked.STOP, Asked.LEAVE),
+        ([term, term], Asked.END_NOW, Asked.END_NOW),
+        ([term, LEAVE], Asked.STOP, Asked.LEAVE),
+        ([LEAVE, term, term], Asked.END_NOW, Asked.END_NOW),
+    ]
+    for numbers, told, alone in rows:
+        end = AskedToEnd(is_told=is_told)
+        before = end.state
+        for number in numbers:
+            before, asks = end.state, end.take(number)
+            assert asks == (end.state is not before)
+        assert (told if is_told else alone) is end.state
 
 
 @pytest.mark.parametrize(
