@@ -157,7 +157,7 @@ def _leave(
         return second
     second.append(_server(options, service))
     second[0].start()
-    first.stop(options.grace_s)
+    first.stop(lame.seconds / 2 + options.grace_s)
     # The streams of the first server end. Those of the second are others.
     streams, service.streams = service.streams, OpenStreams(service)
     streams.end()
