@@ -17,11 +17,13 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("grpc", reason="the extra [grpc] is not installed")
-from tests.e2e.balancing import BODY, KINDS, PATH, PAUSE_S, Backend, Balancer, ConnectionBalancer
-from tests.e2e.conftest import until
-from tests.e2e.grpc_calls import TIMEOUT_S, Caller
-from tests.e2e.test_gateways import infer, port_of
+grpc = pytest.importorskip("grpc", reason="the extra [grpc] is not installed")
+from tests.e2e.balancing import BODY, KINDS, PATH, PAUSE_S, Backend, Balancer, ConnectionBalancer  # noqa: E402
+from tests.e2e.conftest import until  # noqa: E402
+from tests.e2e.grpc_calls import TIMEOUT_S, Caller  # noqa: E402
+from tests.e2e.test_gateways import infer, port_of  # noqa: E402
+
+from shapestream.gateway import open_inference_pb2 as protocol  # noqa: E402
 
 pytestmark = pytest.mark.e2e
 
@@ -144,6 +146,22 @@ def test_ctrl_c_has_no_lame_duck_and_an_idle_server_ends_at_once(workplace: Any)
                 assert "keep-alive" == told_by(connection)
             served.send(number)
             assert 0 == served.wait()
+
+
+def test_over_grpc_connections_are_told_to_go_while_calls_are_taken(workplace: Any) -> None:
+    """By GOAWAY, after which a channel is idle; its next call is answered. The server ends with the last channel."""
+    served = serve(workplace, 'lame_duck_s: 30, grpc: "127.0.0.1:0"')
+    with Caller(grpc_place(served)) as caller:
+        seen: list[Any] = []
+        caller.channel.subscribe(seen.append)
+        assert [2.0, 4.0] == caller.infer()
+        until("the connection", lambda: seen[-1:] == [grpc.ChannelConnectivity.READY])
+        served.send(signal.SIGTERM)
+        until("GOAWAY", lambda: seen[-1] == grpc.ChannelConnectivity.IDLE)
+        assert not protocol.ServerReadyResponse.FromString(caller.call("ServerReady")).ready
+        assert [2.0, 4.0] == caller.infer()
+        assert [] == served.events("server drains")
+    assert 0 == served.wait()
 
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])
