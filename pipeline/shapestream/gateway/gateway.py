@@ -15,7 +15,7 @@ import trio
 from shapestream.addresses import is_beyond_loopback
 from shapestream.client import trio_client
 from shapestream.client.async_face import Client
-from shapestream.gateway.options import ForwardingOptions, TextServices, log_end
+from shapestream.gateway.options import ForwardingOptions, TextServices, log_end, log_left
 from shapestream.gateway.routes import Routes
 from shapestream.transport.http_listener import place_of
 from shapestream.web.connection import RETRY_SOON
@@ -99,6 +99,8 @@ async def run_gateway(
                 await asked.wait()
                 if end.state is Asked.LEAVE:
                     await _leave(options, server, stopping)
+                if end.state is Asked.LEAVE:
+                    log_left()
                 server.stop(options.grace_s)
                 await ended.wait()
 

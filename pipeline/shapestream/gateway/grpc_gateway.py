@@ -32,7 +32,7 @@ import structlog
 from shapestream.client import blocking_client
 from shapestream.errors import ConfigurationError
 from shapestream.gateway.grpc_service import InferenceService, OpenStreams, TokenCheck
-from shapestream.gateway.options import ForwardingOptions, log_end
+from shapestream.gateway.options import ForwardingOptions, log_end, log_left
 from shapestream.transport.http_listener import connections_at
 from shapestream.web.ending import LEAVE, Asked, AskedToEnd
 
@@ -130,6 +130,8 @@ def run_grpc_gateway(
             signals.wait(until=client.has_ended)
             if signals.end.state is Asked.LEAVE:
                 servers += _leave(options, service, server, signals)
+            if signals.end.state is Asked.LEAVE:
+                log_left()
             # No new calls from here on; those that run are answered.
             grace_s = 0.0 if signals.end.state is Asked.END_NOW else options.grace_s
             ended = [each.stop(grace_s) for each in servers]

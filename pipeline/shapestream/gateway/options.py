@@ -55,6 +55,11 @@ def log_end(asked: Asked, number: int) -> None:
         log.info("gateway stops", signal=name)
 
 
+def log_left() -> None:
+    """Write a line about the end of the lame duck, after which no signal comes."""
+    log.info("gateway stops", why="the lame duck is over")
+
+
 @value
 class TextService:
     """A model or chain of texts, and the models that it is made of, for callers that ask for a part of its work."""
