@@ -15,9 +15,9 @@ from pathlib import Path
 
 import trio
 from tests.e2e.chaos.model import FOLDER_VARIABLE
+from tests.entries import Entry, Execute, ResultEntry
 
 from shapestream.serving.outgoing import Outgoing, PeerLink
-from shapestream.wire.messages import Entry, Execute, ResultEntry
 from shapestream_workers import cli
 
 EVERY = 10

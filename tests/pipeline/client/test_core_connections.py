@@ -9,6 +9,7 @@ import msgpack
 import pytest
 import trio
 import trio.testing
+from tests.entries import Goodbye, ResultEntry
 from tests.pipeline.client.virtual_time import ROW, serving, until
 
 import shapestream
@@ -25,7 +26,6 @@ from shapestream.testing import (
     ScriptedServer,
     identity_signature,
 )
-from shapestream.wire.messages import Goodbye, ResultEntry
 
 
 async def test_a_server_may_come_after_its_client() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from tests.entries import Cancel, Credit, Goodbye, ModelOpened, RequestEntry, Unknown, failure_of
 from tests.pipeline.client.bench import SIGNATURE, Bench, Caller, result, sequences
 
 from shapestream.client.tickets import ModelHandle, OpenTicket
 from shapestream.errors import Cancelled, DeadlineExceeded, TooLarge
-from shapestream.wire.messages import Cancel, Credit, Failure, Goodbye, ModelOpened, RequestEntry, Unknown
 
 
 def test_a_model_that_a_new_server_still_loads_holds_up_no_other() -> None:
@@ -44,7 +44,7 @@ def test_requests_beyond_the_window_wait_in_order(requests: int, nbytes: int) ->
     assert bench.sent() == []
     bench.receive(result(2))
     assert sequences(bench.sent()) == [3]
-    bench.receive(Failure(sequence=1, code="overloaded", message="", retryable=True, retry_after_ms=20))
+    bench.receive(failure_of(1, "overloaded", "", retryable=True, retry_after_ms=20))
     assert sequences(bench.sent()) == [4]
 
 

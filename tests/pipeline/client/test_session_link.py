@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.entries import Heartbeat, Hello, OpenModel, Welcome
 from tests.pipeline.client.bench import SETTINGS, Bench
 
 from shapestream.client.in_flight import remaining_ms_on_arrival
 from shapestream.client.link import MAX_GREETING_S, Link
 from shapestream.client.tickets import OpenTicket
 from shapestream.wire.liveness import MIN_HEARTBEAT_S
-from shapestream.wire.messages import Heartbeat, Hello, OpenModel, Welcome
 
 
 def test_heartbeats_only_when_nothing_else_was_sent() -> None:

@@ -14,13 +14,13 @@ from random import Random
 
 import msgpack
 import trio
+from tests.entries import Clock
 from tests.pipeline.protocol_simulation.agenda import Agenda
 
 from shapestream.errors import OutboxFull, PeerGone
 from shapestream.serving.peer_clock import DRIFT
 from shapestream.transport.interface import Message
 from shapestream.transport.memory import MemoryConnection, MemoryEndpoint, MemoryServer
-from shapestream.wire.messages import Clock
 from shapestream_engine.layout import Buffer
 
 # How long a connection takes to come back, at most.

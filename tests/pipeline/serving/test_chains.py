@@ -7,6 +7,12 @@ from typing import Any
 
 import pytest
 import trio
+from tests.entries import (
+    Cancel,
+    Failure,
+    Goodbye,
+    ResultEntry,
+)
 from tests.pipeline.serving.chain_server import (
     CHAIN,
     SKIPS,
@@ -26,12 +32,6 @@ from trio.testing import wait_all_tasks_blocked
 
 from shapestream.slices import at_once
 from shapestream.telemetry.metrics import read_metrics
-from shapestream.wire.messages import (
-    Cancel,
-    Failure,
-    Goodbye,
-    ResultEntry,
-)
 
 
 def stories_of(running: Running, sequence: int) -> list[dict[str, Any]]:

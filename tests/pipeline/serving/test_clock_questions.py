@@ -6,6 +6,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.entries import Clock, Credit, Failure, ResultEntry
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import request
 from tests.pipeline.serving.harness import scripted_client
@@ -13,7 +14,6 @@ from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.serving.peer_clock import DRIFT, PeerClock
-from shapestream.wire.messages import Clock, Credit, Failure, ResultEntry
 
 BEGAN_S = 1e6
 """What the client's clock shows at the beginning of the test."""

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.entries import ResultEntry, failure_of, result_of
 
 from shapestream.serving.kept_replies import (
     BLOCK_NBYTES,
@@ -22,10 +23,8 @@ from shapestream.serving.kept_replies import (
     checksum,
     same_tensors,
 )
-from shapestream.wire.messages import Failure, ResultEntry, Timings
 from shapestream_engine.layout import Tensors
 
-TIMINGS = Timings(queue_us=1, run_us=2, total_us=3, batch_requests=1, batch_rows=1, worker="w/0")
 A: ClientId = (b"a" * 16, None)
 B: ClientId = (b"b" * 16, None)
 C: ClientId = (b"a" * 16, "key")
@@ -39,12 +38,12 @@ def tensors(*buffers: bytes) -> Tensors:
 
 QUESTION = tensors(b"abc")
 EMPTY = tensors()
-GONE = Failure(sequence=0, code="model_error", message="no", retryable=False, retry_after_ms=None)
+GONE = failure_of(0, "model_error")
 
 
 def result(sequence: int, nbytes: int = 0) -> ResultEntry:
     """A reply with so many bytes of tensors."""
-    return ResultEntry(sequence=sequence, timings=TIMINGS, tensors=tensors(bytes(nbytes)))
+    return result_of(sequence, tensors(bytes(nbytes)))
 
 
 def kept_replies(*, max_bytes: int = 1 << 20, max_age_s: float = 60.0, max_replies: int = 8) -> KeptReplies:
@@ -68,7 +67,7 @@ def test_a_reply_is_found_for_the_same_model_layout_and_bytes_only() -> None:
     assert answered.reply_to(5, 1, QUESTION) is None
     assert answered.reply_to(5, 0, tensors(b"abd")) is None
     assert answered.reply_to(5, 0, Tensors(layout=((0, "i8", (3,)),), buffers=(b"abc",))) is None
-    failure = Failure(sequence=6, code="model_error", message="no", retryable=False, retry_after_ms=None)
+    failure = failure_of(6, "model_error")
     kept.keep(answered, 6, 0, QUESTION, failure)
     assert failure == answered.reply_to(6, 0, QUESTION)
     assert 2 * OVERHEAD_NBYTES == kept.nbytes

@@ -23,6 +23,7 @@ import msgpack
 import pytest
 import structlog
 import trio
+from tests.entries import Execute, SlotHello, WorkerHello, WorkerWelcome
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import SIGNATURE, done, model_settings, request
 from tests.pipeline.serving.harness import Running, memory_serving
@@ -34,7 +35,6 @@ from shapestream.slices import Slices, at_once
 from shapestream.telemetry.metrics import read_metrics
 from shapestream.wire.codec import encode
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
-from shapestream.wire.messages import Execute, SlotHello, WorkerHello, WorkerWelcome
 from shapestream_engine.layout import Buffer
 from shapestream_engine.signature import ModelSignature
 

@@ -17,6 +17,17 @@ import pytest
 import trio
 import trio.lowlevel
 import trio.testing
+from tests.entries import (
+    BatchDone,
+    BatchFailedEntry,
+    Entry,
+    Execute,
+    Goodbye,
+    Heartbeat,
+    Role,
+    SlotHello,
+    execute_of,
+)
 from tests.pipeline.serving.clocks import REAL_PATIENCE_S, real_time
 
 from shapestream.errors import ProtocolError
@@ -37,16 +48,6 @@ from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.zeromq import RouterSocket
 from shapestream.wire.codec import codec_of, decode, encode
 from shapestream.wire.limits import MAX_TENSORS, WORKER_LIMITS
-from shapestream.wire.messages import (
-    BatchDone,
-    BatchFailedEntry,
-    Entry,
-    Execute,
-    Goodbye,
-    Heartbeat,
-    Role,
-    SlotHello,
-)
 from shapestream_engine.batch import BatchInputs, BatchReport, ErrorCode
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.layout import Tensors
@@ -153,14 +154,14 @@ class Bench:
             Tensors(layout=((0, "i64", (1,)),), buffers=(np.int64(value).tobytes(),)) for value in values
         )
         sizes = (len(values),)
-        return Execute(
-            batch=number,
+        return execute_of(
+            number,
+            members,
             session=session,
             slot=slot,
             sent_us=round(now * 1e6),
             model=model,
             sizes=sizes,
-            members=members,
             start_before=None if within_s is None else (now + within_s, *[None] * (len(values) - 1)),
         )
 
@@ -256,12 +257,8 @@ async def test_what_a_slot_cannot_run_is_reported_and_nothing_else_harmed() -> N
     async with bench(slots=2) as slots:
         slots.start(1, 1, model="other")
         wrong = Tensors(layout=((0, "f32", (1, 3)),), buffers=[bytes(12)])
-        slots.say(
-            Execute(batch=2, session=1, slot=0, sent_us=0, model="times 2", sizes=(1,), members=(wrong,))
-        )
-        slots.say(
-            Execute(batch=3, session=1, slot=1, sent_us=0, model="times 2", sizes=(1,), members=(wrong,))
-        )
+        slots.say(execute_of(2, (wrong,), model="times 2"))
+        slots.say(execute_of(3, (wrong,), slot=1, model="times 2"))
         slots.start(4, 4)
         await slots.wait_for(1, 2, 3, 4)
     assert ["internal"] * 3 == [slots.code(batch) for batch in (1, 2, 3)]
@@ -562,9 +559,7 @@ async def test_a_large_tensor_is_not_copied_on_its_way_to_a_slot_of_this_process
     array = np.zeros(1 << 20, np.uint8)
     tensors = Tensors(layout=((0, "i64", (1 << 17,)),), buffers=(array.data,))
     async with bench() as slot:
-        slot.say(
-            Execute(batch=1, session=1, slot=0, sent_us=0, model="times 2", sizes=(), members=(tensors,))
-        )
+        slot.say(execute_of(1, (tensors,), model="times 2", sizes=()))
         while not addresses:
             await trio.lowlevel.checkpoint()
     assert [array.ctypes.data] == addresses

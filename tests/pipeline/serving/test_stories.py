@@ -14,6 +14,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.entries import Explain, Explanation, Failure, ResultEntry, Role
 from tests.pipeline.serving.batches import record_of
 from tests.pipeline.serving.clocks import real_time, virtual_time
 from tests.pipeline.serving.echo_model import SIGNATURE, echo_tensors, model_settings, request
@@ -52,7 +53,6 @@ from shapestream.telemetry.counters import ServerStatistics
 from shapestream.telemetry.runs import ClientId
 from shapestream.transport.memory import memory_server
 from shapestream.wire.codec import codec_of
-from shapestream.wire.messages import Explain, Explanation, Failure, ResultEntry, Role
 from shapestream_engine.batch import BatchReport
 
 CLIENT, OTHER = (b"c" * 16, None), (b"d" * 16, None)

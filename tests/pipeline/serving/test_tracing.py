@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 from structlog.testing import capture_logs
+from tests.entries import Cancel, Execute, Failure, Goodbye, ResultEntry
 from tests.pipeline.serving.batches import record_of
 from tests.pipeline.serving.chain_server import (
     CHAIN,
@@ -35,7 +36,6 @@ from shapestream.serving.kept_replies import ClientReplies
 from shapestream.serving.served_models import ServedModel
 from shapestream.serving.sessions import ClientSession
 from shapestream.serving.stories import Stories
-from shapestream.wire.messages import Cancel, Execute, Failure, Goodbye, ResultEntry
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra [otel] is not installed")
 
