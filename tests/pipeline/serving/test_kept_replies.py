@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.entries import ResultEntry, failure_of, result_of
+from tests.held import held
 
 from shapestream.serving.kept_replies import (
     BLOCK_NBYTES,
@@ -152,6 +153,11 @@ def test_to_drop_a_reply_takes_as_long_however_many_were_dropped_before() -> Non
     assert (0, most) == (len(kept), answered.below)
 
 
+def remembered(kept: KeptReplies) -> list[ClientId]:
+    """The clients of which anything is known."""
+    return [thing.client for thing in held(kept) if isinstance(thing, ClientReplies)]
+
+
 def test_clients_that_left_are_remembered_up_to_a_number_and_those_without_answers_not_at_all() -> None:
     """A flood of greetings leaves nothing behind."""
     kept = kept_replies(max_bytes=1 << 24)
@@ -159,9 +165,9 @@ def test_clients_that_left_are_remembered_up_to_a_number_and_those_without_answe
     for name in names:
         kept.of(name)
         kept.left(name)
-    assert MAX_ABSENT == len(kept._by_client)
+    assert MAX_ABSENT == len(remembered(kept))
     kept.expire(1.0)
-    assert {} == kept._by_client
+    assert [] == remembered(kept)
     for name in names[: MAX_ABSENT + 1]:
         kept.keep(kept.of(name), 1, 0, QUESTION, result(1))
         kept.left(name)
