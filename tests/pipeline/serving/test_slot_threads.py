@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from tests.entries import (
 )
 from tests.pipeline.serving.clocks import REAL_PATIENCE_S, real_time
 
-from shapestream.errors import ProtocolError
+from shapestream.errors import ProtocolError, TransportError
 from shapestream.serving.slot_threads import (
     HANDOVER,
     BatchWithdrawn,
@@ -44,7 +44,9 @@ from shapestream.serving.slot_threads import (
     frames_of,
 )
 from shapestream.transport.blocking_dealer import BlockingDealer
+from shapestream.transport.interface import BlockingConnection
 from shapestream.transport.socket_options import SocketOptions
+from shapestream.transport.wake import Wake
 from shapestream.transport.zeromq import RouterSocket
 from shapestream.wire.codec import codec_of, decode, encode
 from shapestream.wire.limits import MAX_TENSORS, WORKER_LIMITS
@@ -79,6 +81,26 @@ def times(factor: int, before: Callable[[], object] = lambda: None) -> CompiledM
     )
 
 
+class Fatal(BlockingDealer):
+    """A connection that takes a greeting and no report: the thread that sends one dies of it."""
+
+    greeted = False
+    error: type[BaseException] = ArithmeticError
+
+    def send(self, frames: Sequence[Any], timeout_s: float | None = None) -> bool:
+        """Send the greeting, and nothing else."""
+        if self.greeted:
+            raise self.error
+        self.greeted = True
+        return super().send(frames, timeout_s)
+
+
+class Exiting(Fatal):
+    """The same, with the error that a thread may raise to end itself."""
+
+    error = SystemExit
+
+
 class Bench:
     """Slots, the port that they dial, what they report there, and their news."""
 
@@ -86,7 +108,9 @@ class Bench:
         address = f"inproc://bench-{os.urandom(8).hex()}"
         self.socket = RouterSocket(options=SocketOptions())
         self.socket.bind(address)
-        self.slots = SlotThreads(models=models, slots=slots, dial=lambda wake: BlockingDealer(address, wake))
+        self.address = address
+        self.dial: Callable[[Wake], BlockingConnection] = partial(BlockingDealer, address)
+        self.slots = SlotThreads(models=models, slots=slots, dial=lambda wake: self.dial(wake))
         self.reports: dict[int, BatchDone | BatchFailedEntry] = {}
         self.news: list[News] = []
         self._peers: dict[int, bytes] = {}
@@ -437,8 +461,7 @@ async def test_a_session_that_begins_while_the_last_one_ends_is_served(tmp_path:
         slot.start(1, 1)
         assert await trio.to_thread.run_sync(entered.wait, REAL_PATIENCE_S)
         options = SocketOptions(immediate=True)
-        slot.slots._dial = lambda wake: BlockingDealer(address, wake, options=options)
-        slot.slots._threads[0]._dial = slot.slots._dial
+        slot.dial = partial(BlockingDealer, address, options=options)
         async with RouterSocket() as port:
             port.bind(address)
             slot.slots.end()
@@ -470,10 +493,11 @@ async def test_a_slot_that_waits_holds_nothing_of_its_last_batch() -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @real_time
-async def test_a_thread_that_has_ended_gives_no_batch_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_thread_that_has_ended_gives_no_batch_back() -> None:
     """The server has taken what it had: an answer for one of them would be its second."""
-    async with bench() as slot:
-        monkeypatch.setattr(slot.slots._threads[0], "_send", lambda *_: 1 / 0)
+    async with bench(greeted=False) as slot:
+        slot.dial = partial(Fatal, slot.address)
+        await slot.serve()
         slot.start(1, 1)
         await slot.until(lambda: len(slot.news) > 0)
         slot.slots.withdraw(0, 2, ErrorCode.RECALLED)
@@ -484,19 +508,13 @@ async def test_a_thread_that_has_ended_gives_no_batch_back(monkeypatch: pytest.M
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @real_time
-async def test_a_thread_that_ends_says_which_batch_it_had_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_thread_that_ends_says_which_batch_it_had_begun() -> None:
     """The other slot serves on."""
-    release, entered = threading.Event(), threading.Event()
-    async with bench(slots=2, before=entered.set, release=release) as slots:
-        threads = slots.slots._threads
-
-        def fail(*_: Any) -> None:
-            raise SystemExit
-
+    async with bench(slots=2, greeted=False) as slots:
+        kinds = {"slot 0": Exiting, "slot 1": BlockingDealer}
+        slots.dial = lambda wake: kinds[threading.current_thread().name](slots.address, wake)
+        await slots.serve()
         slots.start(1, 1)
-        assert await trio.to_thread.run_sync(entered.wait, REAL_PATIENCE_S)
-        monkeypatch.setattr(threads[0], "_send", fail)
-        release.set()
         await slots.until(lambda: slots.news == [ThreadEnded(session=1, slot=0, batch=1)])
         slots.start(2, 2, slot=1)
         await slots.wait_for(2)
@@ -567,17 +585,19 @@ async def test_a_large_tensor_is_not_copied_on_its_way_to_a_slot_of_this_process
 
 def test_news_after_the_event_loop_has_ended_are_dropped() -> None:
     """A slot's thread may outlive the loop; it must not die of that."""
-    slots = SlotThreads(models={"times 2": times(2)}, dial=lambda wake: 1 / 0)  # type: ignore[arg-type, return-value]
+
+    def refuse(wake: Wake) -> BlockingConnection:
+        raise TransportError("nobody is there")
+
+    slots = SlotThreads(models={"times 2": times(2)}, dial=refuse)
 
     async def main() -> None:
         slots.start(lambda news: None)
 
     trio.run(main)
-    (thread,) = slots._threads
-    thread._tell(SlotIdle(slot=0))
-    thread.close()
-    thread.join(REAL_PATIENCE_S)
-    assert not thread.is_alive()
+    slots.begin(SlotSession(number=1, token=TOKEN, silence_s=None))  # the slot's thread tells of its end
+    slots.withdraw(0, 1, ErrorCode.RECALLED)  # and this one of a batch
+    trio.run(slots.aclose)
 
 
 def test_entries_are_handed_over_once_and_nothing_else_is_read() -> None:
