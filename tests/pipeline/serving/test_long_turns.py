@@ -278,7 +278,7 @@ async def test_no_answer_about_many_busy_models_makes_a_turn_long() -> None:
         )
         peer = await running.greeted(model=None)
         for number, name in enumerate(names):
-            counters = running.server._counters.models[name]
+            counters = running.server.readings.counters.models[name]
             for histogram in vars(counters).values():
                 for exponent in range(2 * number % 40, 40) if hasattr(histogram, "record") else ():
                     histogram.record(3 << exponent)
