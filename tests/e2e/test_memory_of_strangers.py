@@ -11,9 +11,9 @@ import pytest
 import zmq
 from tests.e2e.conftest import PATIENCE_S, Served, Workplace, until
 from tests.e2e.zmtp import Raw, dialled
+from tests.entries import Hello, ModelOpened, OpenModel, Role, request_of
 
 from shapestream.wire.codec import decode, encode
-from shapestream.wire.messages import Hello, ModelOpened, OpenModel, RequestEntry, Role
 from shapestream_engine.layout import Tensors
 
 pytestmark = pytest.mark.e2e
@@ -118,9 +118,7 @@ class Slow:
         self._sequence += 1
         x = np.ones((1, MIB // 4), np.float32)
         tensors = Tensors(layout=((0, "f32", x.shape),), buffers=(x.tobytes(),))
-        request = RequestEntry(
-            sequence=self._sequence, model=self.model, remaining_ms=None, priority=0, tensors=tensors
-        )
+        request = request_of(self._sequence, tensors, model=self.model)
         with suppress(zmq.Again):
             self.socket.send_multipart(encode([request]), zmq.NOBLOCK)
 

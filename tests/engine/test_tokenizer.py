@@ -221,33 +221,43 @@ def test_a_panic_of_the_library_is_an_error(
         """As pyo3 raises it."""
 
     path = write_tokenizer(tmp_path / "t.json")
-    model = compile_model(spec_of(path))
 
     class Panicking:
         """A tokenizer with a defect."""
 
-        from_buffer = staticmethod(lambda data: Panicking())
-        padding = truncation = None
-        no_padding = no_truncation = staticmethod(lambda: None)
+        read = staticmethod(tokenizers.Tokenizer.from_buffer)
+        broken = where == "load"
+
+        def __init__(self, sound: tokenizers.Tokenizer) -> None:
+            self.sound = sound
+
+        @classmethod
+        def from_buffer(cls, data: bytes) -> Panicking:
+            return cls(cls.read(data))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.sound, name)
 
         def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> None:
-            raise Panic("index out of bounds")
+            if self.broken:
+                raise Panic("index out of bounds")
+            self.sound.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
 
+    monkeypatch.setattr(tokenizers, "Tokenizer", Panicking)
     if where == "load":
-        monkeypatch.setattr(tokenizers, "Tokenizer", Panicking)
         with pytest.raises(ModelLoadError, match="index out of bounds"):
             compile_model(spec_of(path))
     else:
-        request = model.create_infer_request()
-        monkeypatch.setattr(request, "_tokenizer", Panicking())
+        request = compile_model(spec_of(path)).create_infer_request()
+        Panicking.broken = True
         with pytest.raises(InferenceError, match="the tokenizer failed: index out of bounds"):
             request.infer({"text": ["hello"]})
 
 
 def test_other_threads_go_on_while_it_encodes(minilm: Path) -> None:
     """The library releases the GIL: another thread runs during one call, though none is ever made to give it up."""
-    request = compile_model(spec_of(minilm)).create_infer_request()
-    request.fill({"text": ["hello world " * 20_000]})
+    library = tokenizers.Tokenizer.from_file(str(minilm))
+    library.no_truncation()
     turns, done = [0], threading.Event()
 
     def turn() -> None:
@@ -261,7 +271,7 @@ def test_other_threads_go_on_while_it_encodes(minilm: Path) -> None:
     beside.start()
     try:
         then = turns[0]
-        request._tokenizer.encode_batch_fast(request.input_tensor(0).data.tolist())
+        library.encode_batch_fast(["hello world " * 20_000])
         during = turns[0] - then
     finally:
         done.set()

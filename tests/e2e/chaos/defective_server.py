@@ -15,9 +15,9 @@ from pathlib import Path
 
 import trio
 from tests.e2e.chaos.model import FOLDER_VARIABLE
+from tests.entries import Entry, Execute, ResultEntry
 
 from shapestream.serving.port_traffic import Outgoing, PeerLink
-from shapestream.wire.messages import Entry, Execute, ResultEntry
 from shapestream_workers import cli
 
 EVERY = 10
@@ -53,22 +53,21 @@ class Defective:
         defective = self
 
         def say(outgoing: Outgoing, link: PeerLink, entry: Entry) -> None:
-            if isinstance(entry, ResultEntry):
-                defective.say(outgoing, link, entry)
-                return
-            if (
-                isinstance(entry, Execute)
-                and _is_urgent(entry)
-                and mark(defective._folder, "start-one-late").exists()
-            ):
-                time.sleep(HELD_BACK_S)
-                entry = replace(entry, start_before=None)
-            defective._say(outgoing, link, entry)
+            defective.say(outgoing, link, entry)
 
         Outgoing.say = say  # type: ignore[method-assign, assignment]
 
-    def say(self, outgoing: Outgoing, link: PeerLink, result: ResultEntry) -> None:
-        """One result on its way to its client."""
+    def say(self, outgoing: Outgoing, link: PeerLink, entry: Entry) -> None:
+        """One entry on its way to a client or a worker."""
+        if isinstance(entry, ResultEntry):
+            self._answer(outgoing, link, entry)
+            return
+        if isinstance(entry, Execute) and _is_urgent(entry) and mark(self._folder, "start-one-late").exists():
+            time.sleep(HELD_BACK_S)
+            entry = replace(entry, start_before=None)
+        self._say(outgoing, link, entry)
+
+    def _answer(self, outgoing: Outgoing, link: PeerLink, result: ResultEntry) -> None:
         if self._is_due("drop-a-reply"):
             return
         if self._is_due("send-one-twice"):

@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 import structlog
 import trio
+from tests.entries import Execute, Failure, SlotHello, WorkerHello, WorkerWelcome
 from tests.pipeline.serving.chain_server import chain_served, tensors_of
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import SIGNATURE, done, model_settings, request
@@ -36,7 +37,6 @@ from shapestream.slices import Slices, at_once
 from shapestream.telemetry.metrics import read_metrics
 from shapestream.wire.codec import encode
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
-from shapestream.wire.messages import Execute, Failure, SlotHello, WorkerHello, WorkerWelcome
 from shapestream_engine.layout import Buffer
 from shapestream_engine.signature import ModelSignature
 
@@ -280,7 +280,7 @@ async def test_no_answer_about_many_busy_models_makes_a_turn_long() -> None:
         )
         peer = await running.greeted(model=None)
         for number, name in enumerate(names):
-            counters = running.server._counters.models[name]
+            counters = running.server.readings.counters.models[name]
             for histogram in vars(counters).values():
                 for exponent in range(2 * number % 40, 40) if hasattr(histogram, "record") else ():
                     histogram.record(3 << exponent)
