@@ -20,14 +20,13 @@ from time import monotonic
 
 import numpy as np
 
-from shapestream_engine.array_bytes import array_of
 from shapestream_engine.batch import BatchInputs
 from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.calibration import CalibrationBench
 from shapestream_engine.calibration_shapes import stages
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError
-from shapestream_engine.layout import Tensors
+from shapestream_engine.layout import Tensors, arrays_of
 from shapestream_engine.machine import thread_times
 from shapestream_engine.probing.inputs import Values, complete_values, make_request
 from shapestream_engine.probing.tolerances import distances, spread_of
@@ -232,7 +231,4 @@ def _answer(runner: Runner, signature: ModelSignature, request: Tensors, number:
         raise EngineError(report.message)
     (answer,) = report.outputs
     assert answer is not None  # without a deadline no request is left out
-    return [
-        array_of(element_type, sizes, buffer)
-        for (_, element_type, sizes), buffer in zip(answer.layout, answer.buffers, strict=True)
-    ]
+    return arrays_of(answer)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.batching.pieces import PieceCutter
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.infer_request import InferRequest
-from shapestream_engine.memo import Memo
+from shapestream_engine.layout import REMEMBERED
 
 
 class RequestPool:
@@ -21,7 +23,7 @@ class RequestPool:
         if size < 1:
             raise ValueError(f"a pool has at least one request, not {size}")
         self.signature = model.signature
-        self.resolve = Memo(model.signature.resolve)
+        self.resolve = lru_cache(REMEMBERED)(model.signature.resolve)
         """`ModelSignature.resolve`, remembered per layout."""
         self.assembly = Assembly(model.signature)
         self.planner = CallPlanner(model.signature)

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from shapestream_engine.array_bytes import array_dtype, sent_array
 from shapestream_engine.dimension_table import DimensionTable
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ElementTypeError, EngineError, ShapeError, SignatureError
-from shapestream_engine.layout import Layout, RequestShape, Tensors
+from shapestream_engine.layout import Layout, RequestShape, Tensors, array_dtype, sent_array
 from shapestream_engine.output_rules import Recount
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.rule_check import RuleCheck
@@ -302,7 +301,7 @@ class ModelSignature:
         """Check a layout and return the request's sizes and bytes; raises `ShapeError` if it does not fit.
 
         The lengths of the buffers are not checked: they must equal the returned `nbytes`. Nothing is cached here; callers
-        keep a `Memo` of layouts.
+        remember layouts.
         """
         request = _resolved(self, layout)
         if request.total_nbytes or not self.inputs:

@@ -20,12 +20,11 @@ from shapestream.chains.plan import Chain
 from shapestream.errors import ConfigurationError
 from shapestream.settings import LoadedSettings, ModelSettings, TextFolder, load_models
 from shapestream.settings.model_settings import AUTO_ENGINE
-from shapestream_engine.backends.registry import check_engine, is_installed
+from shapestream_engine.backends.registry import EngineChoice, check_engine, engines_of_path, is_installed
 from shapestream_engine.batch import BatchInputs, BatchReport
 from shapestream_engine.batch_axis import inputs_line
 from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.compiled_model import CompiledModel
-from shapestream_engine.engine_choice import EngineChoice, engines_of_path
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import engine_of

@@ -100,7 +100,7 @@ def serve(
     """
     _allow(any_function)
     if supervised:
-        from shapestream_workers.process import end_with_parent
+        from shapestream_engine.machine import end_with_parent
 
         end_with_parent()
     with reported():
@@ -147,7 +147,7 @@ def worker(
     _allow(any_function)
     channel = None
     if supervised:
-        from shapestream_workers.process import end_with_parent
+        from shapestream_engine.machine import end_with_parent
         from shapestream_workers.worker_process import claim_stdout
 
         end_with_parent()
@@ -237,7 +237,7 @@ def gateway(
     """
     channel = None
     if supervised:
-        from shapestream_workers.process import end_with_parent
+        from shapestream_engine.machine import end_with_parent
         from shapestream_workers.worker_process import claim_stdout
 
         end_with_parent()
@@ -521,7 +521,7 @@ def top(
 ) -> None:
     """Show the tables of `stats` live, until q or Ctrl-C."""
     with reported(as_json=as_json):
-        from shapestream_workers.top import show_top
+        from shapestream_workers.stats import show_top
 
         show_top(server_access(target, timeout, key, server_key), once=once, as_json=as_json)
 

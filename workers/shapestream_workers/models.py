@@ -24,9 +24,8 @@ from shapestream.settings import (
 )
 from shapestream_engine.batch_axis import states_batch
 from shapestream_engine.compiled_model import CompiledModel, PreparedLimits
-from shapestream_engine.containers import available_cpus
 from shapestream_engine.errors import EngineError, ModelLoadError, RuleMissing
-from shapestream_engine.machine import divide_cpus
+from shapestream_engine.machine import available_cpus, divide_cpus
 from shapestream_engine.model import (
     InputSpec,
     ModelSpec,

@@ -29,8 +29,7 @@ from shapestream.transport.dealer import DealerSocket
 from shapestream.transport.interface import Connection
 from shapestream.transport.socket_options import SocketOptions
 from shapestream.transport.wake import Wake
-from shapestream_engine.containers import allowed_cpus
-from shapestream_engine.machine import divide_cpus, resident_bytes
+from shapestream_engine.machine import allowed_cpus, divide_cpus, resident_bytes
 from shapestream_workers import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME, EXIT_UNUSABLE
 from shapestream_workers.access import caller_keys, open_admin_port
 from shapestream_workers.costs import cost_tables

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice, product
 from math import gcd, prod
 
 from shapestream_engine.errors import ShapeError
-from shapestream_engine.memo import Memo
+from shapestream_engine.layout import REMEMBERED
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.strategy import Sizes
 
@@ -37,7 +38,7 @@ class CallPlanner:
         rows = signature.strategy.sizes.get(signature.dimensions[0]) if signature.has_batch else None
         self._cover = None if rows is None else RowCover(rows, divide=signature.strategy.partitioned)
         # Plans of divided batches are not remembered, because clients choose the number of rows.
-        self.plan = Memo(self._planned) if self._cover is None else self._planned
+        self.plan = lru_cache(REMEMBERED)(self._planned) if self._cover is None else self._planned
         """Plan the calls of a batch: each row is in one call, in order, and the largest call comes first.
 
         Raises `ShapeError` for a size beyond the largest allowed size.

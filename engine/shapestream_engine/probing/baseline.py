@@ -12,12 +12,11 @@ from math import prod
 
 import numpy as np
 
-from shapestream_engine.array_bytes import sent_array
+from shapestream_engine.layout import sent_array
 from shapestream_engine.output_rules import Shared
-from shapestream_engine.probing.inputs import Samples, Values, default_values, spell_sizes
+from shapestream_engine.probing.inputs import Samples, Values, default_values, given_texts, spell_sizes
 from shapestream_engine.probing.model_calls import DirectCalls
 from shapestream_engine.probing.probe_requests import ProbeRequests
-from shapestream_engine.probing.texts import given_texts
 from shapestream_engine.probing.tolerances import ENOUGH_ROWS, OutputTolerance, coarser
 from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature

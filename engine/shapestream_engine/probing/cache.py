@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from shapestream_engine.containers import available_cpus
 from shapestream_engine.files import KeptFiles, open_regular, read_plain, write_plain
-from shapestream_engine.machine import cpu_name, runtime_of
+from shapestream_engine.machine import available_cpus, cpu_name, runtime_of
 from shapestream_engine.model import ModelSpec, engine_of
 from shapestream_engine.model_files import files_of_model
 from shapestream_engine.probing.child import Task

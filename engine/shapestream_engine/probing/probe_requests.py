@@ -24,13 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from shapestream_engine.array_bytes import sent_array
 from shapestream_engine.errors import EngineError, RuleError
-from shapestream_engine.layout import Tensors
+from shapestream_engine.layout import Tensors, arrays_of, sent_array
 from shapestream_engine.probing.contents import MOST_ID, content_request, domains, has_ids, recipes
 from shapestream_engine.probing.evidence import Doubt
 from shapestream_engine.probing.inputs import (
     Extreme,
+    Texts,
     Values,
     extreme_request,
     filled,
@@ -38,9 +38,8 @@ from shapestream_engine.probing.inputs import (
     make_request,
     spell_sizes,
 )
-from shapestream_engine.probing.model_calls import ModelCalls, ProbeRequest, arrays_of
+from shapestream_engine.probing.model_calls import ModelCalls, ProbeRequest
 from shapestream_engine.probing.movement import RUNS, Movement
-from shapestream_engine.probing.texts import Texts
 from shapestream_engine.probing.tolerances import Moments, OutputTolerance, Tolerance, coarser, compare
 from shapestream_engine.string_arrays import STRING_TYPES
 from shapestream_engine.tensor import Array

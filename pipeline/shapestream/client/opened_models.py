@@ -6,8 +6,8 @@ before they cost a round trip; the server checks them all again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,7 @@ from shapestream_engine import string_arrays
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ElementTypeError, EngineError, ShapeError
 from shapestream_engine.input_arrays import plain_array, same_numbers
-from shapestream_engine.layout import Buffer, Layout, RequestShape, Tensors
-from shapestream_engine.memo import Memo
+from shapestream_engine.layout import REMEMBERED, Buffer, Layout, RequestShape, Tensors
 from shapestream_engine.output_rules import List
 from shapestream_engine.ports import InputPort, shapes_of
 from shapestream_engine.signature import ModelSignature
@@ -52,8 +51,8 @@ class Model(ModelHandle):
         }
 
     @cached_property
-    def _resolve(self) -> Memo[Layout, RequestShape]:
-        return Memo(self.signature.resolve)
+    def _resolve(self) -> Callable[[Layout], RequestShape]:
+        return lru_cache(REMEMBERED)(self.signature.resolve)
 
     @cached_property
     def _ports(self) -> list[tuple[int, InputPort, str, np.dtype[Any] | None]]:

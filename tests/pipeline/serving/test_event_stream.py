@@ -126,7 +126,9 @@ def test_viewers_that_come_at_once_wait_for_the_first_reading() -> None:
             await trio.sleep(0.5 * INTERVAL_S)
             now = trio.current_time() - 0.5 * INTERVAL_S
             for browser in browsers:
-                assert [(list(range(seen)), now)] == [(event["batches"], event["state"]["at"]) for event in browser.events]
+                assert [(list(range(seen)), now)] == [
+                    (event["batches"], event["state"]["at"]) for event in browser.events
+                ]
                 browser.scope.cancel()
             await trio.sleep(100)
 

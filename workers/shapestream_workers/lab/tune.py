@@ -22,13 +22,13 @@ from shapestream.serving.served_models import ServedModel
 from shapestream.settings import LoadedSettings, load_settings
 from shapestream.telemetry.logging import configure
 from shapestream.telemetry.trace import TraceReader
-from shapestream_engine.containers import available_cpus
+from shapestream_engine.machine import available_cpus
 from shapestream_engine.model import engine_of, with_engine
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.lab.candidates import PRECISIONS, Candidate, Placement, placements, propose
 from shapestream_workers.lab.options import TuneOptions
 from shapestream_workers.lab.race import CandidateRun, Race, choose, finalists
-from shapestream_workers.lab.replay import InputMaker, read_requests
+from shapestream_workers.lab.serving import InputMaker, read_requests
 from shapestream_workers.lab.subject import Subject, require_editor
 from shapestream_workers.models import model_spec, read_signatures, slots_and_threads
 from shapestream_workers.printing import table_of

@@ -19,8 +19,8 @@ from shapestream_engine.backends.openvino.narrowing import bounded_inputs
 from shapestream_engine.backends.openvino.request import CompiledGraph, OpenVinoRequest
 from shapestream_engine.backends.openvino.runtime import core, engine_words
 from shapestream_engine.compiled_model import CompiledModel, PreparedSizes
-from shapestream_engine.containers import available_cpus
 from shapestream_engine.errors import ModelLoadError, SignatureError
+from shapestream_engine.machine import available_cpus
 from shapestream_engine.model import ModelSpec
 from shapestream_engine.model_files import (
     check_file,
