@@ -20,13 +20,14 @@ from time import monotonic
 
 import numpy as np
 
+from shapestream_engine.arrays import arrays_of
 from shapestream_engine.batch import BatchInputs
 from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.calibration import CalibrationBench
 from shapestream_engine.calibration_shapes import stages
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError
-from shapestream_engine.layout import Tensors, arrays_of
+from shapestream_engine.layout import Tensors
 from shapestream_engine.machine import thread_times
 from shapestream_engine.probing.inputs import Values, complete_values, make_request
 from shapestream_engine.probing.tolerances import distances, spread_of

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from shapestream_engine.arrays import InputArrays, as_port_array, in_port_order
 from shapestream_engine.errors import ElementTypeError, InferenceError, ShapeError
-from shapestream_engine.input_arrays import InputArrays, as_port_array, in_port_order
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import ArrayTensor, Tensor, TensorLike, output_bounds

@@ -17,8 +17,8 @@ from shapestream_engine import (
     Tensors,
     element_type_of,
 )
+from shapestream_engine.arrays import array_of, sent_array
 from shapestream_engine.batching.calls import merge_sizes
-from shapestream_engine.layout import array_of, sent_array
 
 Array = np.ndarray[Any, Any]
 Request = Array | Mapping[str, Array]

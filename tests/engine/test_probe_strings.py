@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapestream_engine import InputSpec, ModelSpec, OutputSpec, SignatureError, compile_model
+from shapestream_engine.arrays import array_of
 from shapestream_engine.calibration import calibrate
 from shapestream_engine.calibration_shapes import call_nbytes, stages
 from shapestream_engine.comparison import compare_answers
-from shapestream_engine.layout import array_of
 from shapestream_engine.ports import InputPort
 from shapestream_engine.probing.examination import ProbeOptions, examine, treatments, values_of
 from shapestream_engine.probing.inputs import (

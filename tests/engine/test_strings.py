@@ -30,8 +30,8 @@ from shapestream_engine import (
     dtype_of,
 )
 from shapestream_engine.array_lists import unpack
+from shapestream_engine.arrays import array_of
 from shapestream_engine.batching.calls import merge_sizes
-from shapestream_engine.layout import array_of
 from shapestream_engine.output_rules import (
     Counts,
     IndexColumn,

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shapestream_engine.arrays import InputArrays, array_dtype
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import InferenceError
 from shapestream_engine.infer_request import BackgroundCall, InferRequest, InferResults
-from shapestream_engine.input_arrays import InputArrays
-from shapestream_engine.layout import array_dtype
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import (

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from shapestream_engine import string_arrays
+from shapestream_engine.arrays import array_of
 from shapestream_engine.batching.gather import InputGatherer
 from shapestream_engine.batching.split import Column, Division, splitters_of
 from shapestream_engine.dimension_table import DimensionTable
 from shapestream_engine.errors import RuleError, ShapeError
-from shapestream_engine.layout import RequestShape, Tensors, array_of
+from shapestream_engine.layout import RequestShape, Tensors
 from shapestream_engine.ports import InputPort
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array, TensorLike

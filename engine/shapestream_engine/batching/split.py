@@ -30,10 +30,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from shapestream_engine.arrays import array_dtype, sent_array
 from shapestream_engine.dimension_table import DimensionTable
 from shapestream_engine.element_types import EXACT_BITS, dtype_of
 from shapestream_engine.errors import ElementTypeError, InferenceError, RuleError
-from shapestream_engine.layout import REMEMBERED, RequestShape, array_dtype, sent_array
+from shapestream_engine.layout import REMEMBERED, RequestShape
 from shapestream_engine.output_rules import (
     Counts,
     Crop,

@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from shapestream_engine.layout import sent_array
+from shapestream_engine.arrays import sent_array
 from shapestream_engine.output_rules import Shared
 from shapestream_engine.probing.inputs import Samples, Values, default_values, given_texts, spell_sizes
 from shapestream_engine.probing.model_calls import DirectCalls

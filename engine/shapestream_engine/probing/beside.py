@@ -18,11 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from shapestream_engine.arrays import arrays_of
 from shapestream_engine.batch_axis import with_shared_rules
 from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError
-from shapestream_engine.layout import Tensors, arrays_of
+from shapestream_engine.layout import Tensors
 from shapestream_engine.model import ModelSpec, compile_model
 from shapestream_engine.probing.baseline import Baseline, find_baseline
 from shapestream_engine.probing.inputs import Extreme, Values

@@ -19,10 +19,11 @@ from zipfile import BadZipFile, ZipInfo
 
 import numpy as np
 
+from shapestream_engine.arrays import sent_array
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import SignatureError
 from shapestream_engine.files import open_regular
-from shapestream_engine.layout import Tensors, sent_array
+from shapestream_engine.layout import Tensors
 from shapestream_engine.machine import memory_bytes
 from shapestream_engine.ports import InputPort
 from shapestream_engine.signature import ModelSignature

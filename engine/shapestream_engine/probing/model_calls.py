@@ -19,12 +19,13 @@ from typing import TypeAlias
 
 import numpy as np
 
+from shapestream_engine.arrays import arrays_of
 from shapestream_engine.batch import BatchInputs
 from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import InferenceError
-from shapestream_engine.layout import RequestShape, Tensors, arrays_of
+from shapestream_engine.layout import RequestShape, Tensors
 from shapestream_engine.machine import available_cpus
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.signature import ModelSignature

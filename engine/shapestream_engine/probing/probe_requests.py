@@ -24,8 +24,9 @@ from typing import Any
 
 import numpy as np
 
+from shapestream_engine.arrays import arrays_of, sent_array
 from shapestream_engine.errors import EngineError, RuleError
-from shapestream_engine.layout import Tensors, arrays_of, sent_array
+from shapestream_engine.layout import Tensors
 from shapestream_engine.probing.contents import MOST_ID, content_request, domains, has_ids, recipes
 from shapestream_engine.probing.evidence import Doubt
 from shapestream_engine.probing.inputs import (

@@ -12,10 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from shapestream_engine.arrays import arrays_of
 from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError
-from shapestream_engine.layout import arrays_of
 from shapestream_engine.output_rules import Counts, IndexColumn, Recount, Rows, Shared, With
 from shapestream_engine.ports import OutputPort
 from shapestream_engine.probing.baseline import Baseline, find_baseline, tells

@@ -18,9 +18,9 @@ from shapestream.errors import InternalError, InvalidRequest
 from shapestream.wire.string_limits import check_strings_fit
 from shapestream.wire.tensor_frames import COPY_BELOW_BYTES, from_array
 from shapestream_engine import string_arrays
+from shapestream_engine.arrays import plain_array, same_numbers
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ElementTypeError, EngineError, ShapeError
-from shapestream_engine.input_arrays import plain_array, same_numbers
 from shapestream_engine.layout import REMEMBERED, Buffer, Layout, RequestShape, Tensors
 from shapestream_engine.output_rules import List
 from shapestream_engine.ports import InputPort, shapes_of

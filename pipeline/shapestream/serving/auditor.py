@@ -27,8 +27,9 @@ from shapestream.serving.audits import AuditBook, AuditRun, AuditSample, ModelAu
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.quarantine import digest_of
 from shapestream.serving.sessions import RequestRecord
+from shapestream_engine.arrays import arrays_of
 from shapestream_engine.files import read_plain, write_plain
-from shapestream_engine.layout import Tensors, arrays_of
+from shapestream_engine.layout import Tensors
 from shapestream_engine.probing.movement import RUNS, Movements, change_of, changed
 from shapestream_engine.probing.tolerances import Difference, OutputTolerance, compare
 

@@ -25,7 +25,7 @@ from shapestream.client.trio_client import connect
 from shapestream.errors import ConfigurationError, RequestError, Unavailable
 from shapestream.settings import ModelSettings
 from shapestream.telemetry.trace import TraceReader, TraceRequest
-from shapestream_engine.layout import arrays_of
+from shapestream_engine.arrays import arrays_of
 from shapestream_engine.probing.examination import values_of
 from shapestream_engine.probing.inputs import complete_values, make_request
 from shapestream_engine.signature import ModelSignature

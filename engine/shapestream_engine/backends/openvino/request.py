@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
+from shapestream_engine.arrays import InputArrays, array_dtype
 from shapestream_engine.backends.openvino.input_tensor import (
     OpenVinoStringTensor,
     OpenVinoTensor,
@@ -19,8 +20,6 @@ from shapestream_engine.backends.openvino.runtime import engine_words
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError
 from shapestream_engine.infer_request import BackgroundCall, InferRequest, InferResults
-from shapestream_engine.input_arrays import InputArrays
-from shapestream_engine.layout import array_dtype
 from shapestream_engine.ports import InputPort
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import (
