@@ -21,8 +21,6 @@ from time import monotonic
 import numpy as np
 
 from shapestream_engine.arrays import arrays_of
-from shapestream_engine.batch import BatchInputs
-from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.calibration import CalibrationBench
 from shapestream_engine.calibration_shapes import stages
 from shapestream_engine.compiled_model import CompiledModel
@@ -33,7 +31,7 @@ from shapestream_engine.probing.inputs import Values, complete_values, make_requ
 from shapestream_engine.probing.tolerances import distances, spread_of
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.signature import ModelSignature
-from shapestream_engine.slot import Runner
+from shapestream_engine.slot import Runner, run_batch
 from shapestream_engine.tensor import Array
 
 MOST_SHAPES = 8
@@ -169,7 +167,7 @@ def compare_answers(
         if number >= len(shapes) and (monotonic() > end or account.values >= MOST_VALUES):
             break
         request = make_request(signature, made, sizes, number=number)
-        account.add(*(_answer(runner, signature, request, number) for runner in runners))
+        account.add(*(_answer(runner, signature, request) for runner in runners))
     return account.distance()
 
 
@@ -216,18 +214,9 @@ def _of_spread(pairs: Sequence[tuple[Array, Array]]) -> float:
     return largest / spread if spread else math.inf
 
 
-def _answer(runner: Runner, signature: ModelSignature, request: Tensors, number: int) -> list[Array]:
+def _answer(runner: Runner, signature: ModelSignature, request: Tensors) -> list[Array]:
     """Return the outputs of one request that runs alone; raises `EngineError` if it fails."""
-    shape = signature.resolve(request.layout)
-    batch = BatchInputs(
-        batch=number,
-        model=signature.name,
-        sizes=merge_sizes(signature, [shape.sizes]),
-        members=(request,),
-        shapes=(shape,),
-    )
-    report = runner.run(batch)
-    assert report is not None  # nothing withdraws it
+    report = run_batch(runner, signature, [request], [signature.resolve(request.layout)])
     if report.outputs is None:
         raise EngineError(report.message)
     (answer,) = report.outputs

@@ -361,6 +361,11 @@ class ModelSignature:
             for shape, number in zip(self.input_shapes(sizes), self.table.strings, strict=True)
         )
 
+    def spell(self, sizes: Sequence[int]) -> str:
+        """Return the sizes as text: `batch 2, seq 7`."""
+        named = zip(self.dimensions, sizes, strict=True)
+        return ", ".join(f"{name} {size}" for name, size in named) or "the only shape"
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for the wire; `from_dict` makes an equal signature of it."""
         return {

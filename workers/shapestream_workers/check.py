@@ -21,9 +21,8 @@ from shapestream.errors import ConfigurationError
 from shapestream.settings import LoadedSettings, ModelSettings, TextFolder, load_models
 from shapestream.settings.model_settings import AUTO_ENGINE
 from shapestream_engine.backends.registry import EngineChoice, check_engine, engines_of_path, is_installed
-from shapestream_engine.batch import BatchInputs, BatchReport
+from shapestream_engine.batch import BatchReport
 from shapestream_engine.batch_axis import inputs_line
-from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
@@ -35,7 +34,7 @@ from shapestream_engine.probing.inputs import complete_values, make_request
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.shapes import BATCH, Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
-from shapestream_engine.slot import Runner
+from shapestream_engine.slot import Runner, run_batch
 from shapestream_workers.access import server_security
 from shapestream_workers.chains import plan_chains, service_problems
 from shapestream_workers.model_trust import require_trusted
@@ -318,7 +317,7 @@ def _try_sizes(runner: _CheckRunner, tried: _Tried) -> None:
         elif size not in OTHER_SIZES:
             failed[sizes] = words
     for sizes, words in failed.items():
-        what = f"failed on made-up inputs, {_spell(signature, sizes)}: {words}"
+        what = f"failed on made-up inputs, {signature.spell(sizes)}: {words}"
         advice = _bounds_advice(runner, sizes, ran[0]) if ran else None
         if advice is None:
             tried.problems.append(f"{what}{runner.hint}")
@@ -329,7 +328,7 @@ def _try_sizes(runner: _CheckRunner, tried: _Tried) -> None:
     if shares and ran and (most is None or most >= 2 * small[0]):
         pair = (small[0], *ran[0][1:])
         if (words := runner.run([pair, pair], tried.calls)) is not None:
-            call = f"{_spell(signature, pair)} x 2 requests"
+            call = f"{signature.spell(pair)} x 2 requests"
             tried.problems.append(f"failed on made-up inputs, {call}: {words}{runner.hint}")
 
 
@@ -378,38 +377,28 @@ class _CheckRunner:
         given = values_of(compiled.signature, probe_options(settings))
         self._values = complete_values(compiled.signature, given)
         self._slot = Runner("check", {settings.name: RequestPool(compiled, 1)})
-        self._model = settings.name
 
     def run(self, rows: list[tuple[int, ...]], calls: list[str]) -> str | None:
         """Run one call of requests of these sizes: note it in `calls`, or return why it failed. Raises `_Hangs`."""
         members = [make_request(self.signature, self._values, sizes) for sizes in rows]
         shapes = [self.signature.resolve(member.layout) for member in members]
-        call = f"{_spell(self.signature, rows[0])}{f' x {len(rows)} requests' if len(rows) > 1 else ''}"
-        batch = BatchInputs(
-            batch=0,
-            model=self._model,
-            sizes=merge_sizes(self.signature, [shape.sizes for shape in shapes]),
-            members=tuple(members),
-            shapes=tuple(shapes),
-        )
-        reports: queue.SimpleQueue[BatchReport | None] = queue.SimpleQueue()
+        call = f"{self.signature.spell(rows[0])}{f' x {len(rows)} requests' if len(rows) > 1 else ''}"
+        reports: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
+
+        def run() -> None:
+            reports.put(run_batch(self._slot, self.signature, members, shapes))
+
         # A call that hangs never ends; its thread ends with the process.
-        Thread(target=lambda: reports.put(self._slot.run(batch)), name="slot check", daemon=True).start()
+        Thread(target=run, name="slot check", daemon=True).start()
         try:
             report = reports.get(timeout=RUN_TIMEOUT_S)
         except queue.Empty:
             raise _Hangs(f"no answer within {RUN_TIMEOUT_S:g} s for {call}") from None
-        assert report is not None  # nothing withdraws it
         if report.code is not None:
             return report.message
         assert report.outputs is not None  # it ran
         calls.append(f"{call}: {_spell_outputs(self.signature, report.outputs[0])}")
         return None
-
-
-def _spell(signature: ModelSignature, sizes: tuple[int, ...]) -> str:
-    said = ", ".join(f"{name} {size}" for name, size in zip(signature.dimensions, sizes, strict=True))
-    return said or "the only shape"
 
 
 def _spell_outputs(signature: ModelSignature, outputs: Tensors | None) -> str:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from shapestream_engine import string_arrays
+from shapestream_engine.arrays import array_dtype
 from shapestream_engine.dimension_table import DimensionTable
-from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Buffer, RequestShape, Tensors
 from shapestream_engine.ports import InputPort
@@ -29,7 +30,7 @@ class InputGatherer:
         self._number = number
         self._port = port
         self._table = table
-        self._dtype = dtype_of(port.element_type)
+        self._dtype = array_dtype(port.element_type)
         self._axes = table.axes[number]
         self._sizes = tuple(
             (dimension.minimum, axis)
@@ -42,7 +43,6 @@ class InputGatherer:
         self._rows_are_contiguous = all(axis.is_static and axis.minimum == 1 for axis in before)
         dynamic = {axis for axis, dimension in enumerate(self._axes) if dimension is not None}
         self._pads_row_ends = self._batch_axis == 0 and dynamic == {0, 1}
-        self._one = np.ones((), self._dtype).tobytes()
 
     def shape(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         """Return the input's shape in a call, or a request, of these sizes."""
@@ -96,7 +96,7 @@ class InputGatherer:
         return sources, lengths
 
     def _whole_mask(self, shape: RequestShape) -> bytes:
-        return self._one * math.prod(self.shape(shape.sizes))
+        return np.ones(math.prod(self.shape(shape.sizes)), self._dtype).tobytes()
 
     def _padded_rows(
         self, data: Array, sources: list[Buffer], lengths: list[int], shapes: Sequence[RequestShape]
@@ -141,6 +141,39 @@ class InputGatherer:
                     # axis.
                     slab = (*map(slice, own_shape[:axis]), slice(own_shape[axis], None))
                     block[slab] = self._port.pad_value(self._table.names[number])
+
+
+class StringGatherer(InputGatherer):
+    """Fills the tensor of one input of strings, for calls of any shape; made once per signature.
+
+    No string is ever added: the input's axes beside `batch` are not paddable, so all requests of a call are equal in them.
+    """
+
+    def fill(
+        self,
+        data: Array,
+        sizes: tuple[int, ...],
+        members: Sequence[Tensors],
+        shapes: Sequence[RequestShape],
+    ) -> None:
+        """Write every element of `data`, an array of objects of the call's shape.
+
+        Raises `ShapeError` if a buffer does not match its shape, and for text that is no UTF-8.
+        """
+        start = 0
+        for member, shape in zip(members, shapes, strict=True):
+            position = shape.positions[self._number]
+            assert position is not None  # only masks may be left out
+            _, element_type, own = member.layout[position]
+            try:
+                strings = string_arrays.unpack(element_type, own, member.buffers[position])
+            except ShapeError as error:
+                raise ShapeError(f"input {self._port.name!r}: {error}") from None
+            if self._batch_axis is None:
+                data[...] = strings
+            else:
+                _along(data, self._batch_axis, start, start + shape.rows)[...] = strings
+            start += shape.rows
 
 
 def _along(data: Array, axis: int, start: int, end: int) -> Array:

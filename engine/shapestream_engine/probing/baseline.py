@@ -14,7 +14,7 @@ import numpy as np
 
 from shapestream_engine.arrays import sent_array
 from shapestream_engine.output_rules import Shared
-from shapestream_engine.probing.inputs import Samples, Values, default_values, given_texts, spell_sizes
+from shapestream_engine.probing.inputs import Samples, Values, default_values, given_texts
 from shapestream_engine.probing.model_calls import DirectCalls
 from shapestream_engine.probing.probe_requests import ProbeRequests
 from shapestream_engine.probing.tolerances import ENOUGH_ROWS, OutputTolerance, coarser
@@ -66,10 +66,6 @@ class Baseline:
     def signature(self) -> ModelSignature:
         """The signature that the requests are made for."""
         return self.requests.signature
-
-    def spell(self, sizes: Sequence[int]) -> str:
-        """Return the sizes as text: `batch 2, seq 7`."""
-        return spell_sizes(self.signature.dimensions, sizes)
 
     def look_again(self) -> None:
         """Run all contents for outputs that never changed: a threshold may lie far from every typical request."""

@@ -179,7 +179,7 @@ def examine(
     why = f"the model took none of the probe's inputs: {complaint}"
     if baseline is not None:
         why = _unrepeatable(calls, baseline)
-        outcome.sizes = tuple(map(baseline.spell, baseline.sizes))
+        outcome.sizes = tuple(map(baseline.signature.spell, baseline.sizes))
         if not why:
             until = budget.spent_s() + options.budget_s / 10
             baseline.requests.has_time = lambda: budget.spent_s() < until
@@ -455,7 +455,7 @@ class _Company:
         for place, (member, got) in enumerate(zip(case.members, results, strict=True)):
             if member in case.guests:
                 continue
-            own = self.baseline.spell(member.sizes)
+            own = self.baseline.signature.spell(member.sizes)
             words = f"request {place + 1} of {len(case.members)}, of {own}: {case.words}"
             for number, result in enumerate(got):
                 self._compare(case, member, number, result, words if len(case.members) > 1 else case.words)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 from zipfile import BadZipFile, ZipInfo
 
 import numpy as np
@@ -150,13 +150,10 @@ def _of_length(element_type: str, text: bytes, length: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Bounded:
+    is_whole: ClassVar[bool] = False
+    """True if all values are whole numbers."""
     low: float
     high: float
-
-    @property
-    def is_whole(self) -> bool:
-        """Tell whether all values are whole numbers."""
-        return False
 
     def range(self) -> tuple[float, float]:
         """Return the smallest and the largest ordinary value."""
@@ -182,10 +179,7 @@ class Integers(_Bounded):
     low: int
     high: int
 
-    @property
-    def is_whole(self) -> bool:
-        """Tell whether all values are whole numbers."""
-        return True
+    is_whole: ClassVar[bool] = True
 
     def draw(self, shape: tuple[int, ...], random: np.random.Generator) -> Array:
         """Draw independent elements."""
@@ -202,10 +196,7 @@ class Normal:
     mean: float
     std: float
 
-    @property
-    def is_whole(self) -> bool:
-        """Tell whether all values are whole numbers."""
-        return False
+    is_whole: ClassVar[bool] = False
 
     def draw(self, shape: tuple[int, ...], random: np.random.Generator) -> Array:
         """Draw independent elements."""
@@ -476,8 +467,3 @@ def request_of(
             layout.append((number, port.element_type, own))
             buffers.append(buffer)
     return Tensors(layout=tuple(layout), buffers=buffers)
-
-
-def spell_sizes(names: Sequence[str], sizes: Sequence[int]) -> str:
-    """Return the sizes as text: `batch 2, seq 7`."""
-    return ", ".join(f"{name} {size}" for name, size in zip(names, sizes, strict=True)) or "the only shape"

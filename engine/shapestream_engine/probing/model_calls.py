@@ -20,16 +20,14 @@ from typing import TypeAlias
 import numpy as np
 
 from shapestream_engine.arrays import arrays_of
-from shapestream_engine.batch import BatchInputs
 from shapestream_engine.batching.assembly import Assembly
-from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import InferenceError
 from shapestream_engine.layout import RequestShape, Tensors
 from shapestream_engine.machine import available_cpus
 from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.signature import ModelSignature
-from shapestream_engine.slot import Runner
+from shapestream_engine.slot import Runner, run_batch
 from shapestream_engine.tensor import Array
 
 Announce: TypeAlias = Callable[[str, str], None]
@@ -137,16 +135,8 @@ class SlotCalls(ModelCalls):
         self._runner = Runner("probe", {self.signature.name: RequestPool(model, 1)})
 
     def _run(self, sizes: tuple[int, ...], members: Sequence[ProbeRequest]) -> list[list[Array]]:
-        report = self._runner.run(
-            BatchInputs(
-                batch=0,
-                model=self.signature.name,
-                sizes=merge_sizes(self.signature, [member.shape.rounded for member in members]),
-                members=tuple(member.tensors for member in members),
-                shapes=tuple(member.shape for member in members),
-            )
-        )
-        assert report is not None  # nothing withdraws it
+        tensors, shapes = [member.tensors for member in members], [member.shape for member in members]
+        report = run_batch(self._runner, self.signature, tensors, shapes)
         if report.outputs is None:
             raise InferenceError(report.message)
         return [arrays_of(result) for result in report.outputs if result is not None]

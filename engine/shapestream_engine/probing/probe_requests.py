@@ -37,7 +37,6 @@ from shapestream_engine.probing.inputs import (
     filled,
     held,
     make_request,
-    spell_sizes,
 )
 from shapestream_engine.probing.model_calls import ModelCalls, ProbeRequest
 from shapestream_engine.probing.movement import RUNS, Movement
@@ -467,7 +466,7 @@ class ProbeRequests:
         try:
             # Raises `ShapeError` for sizes beyond the strategy's largest.
             request = ProbeRequest(tensors, self.signature.resolve(tensors.layout), words)
-            request.words = f"{spell_sizes(self.signature.dimensions, request.sizes)}, {words}"
+            request.words = f"{self.signature.spell(request.sizes)}, {words}"
             (request.results,) = self._calls.run(request.sizes, [request], f"alone: {request.words}")
         except (EngineError, RuntimeError) as error:
             self.complaint = str(error)
