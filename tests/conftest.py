@@ -13,7 +13,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 from tests.progress import Progress
 
-from shapestream_engine import calibration_cache
+from shapestream_engine import calibration
 from shapestream_engine.probing.cache import ENVIRONMENT
 from shapestream_workers import model_trust
 
@@ -51,7 +51,7 @@ def _own_proofs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     if "PYTEST_XDIST_WORKER" in os.environ:
         run = run.parent  # what one process of the run has proved, the others need not
     with pytest.MonkeyPatch.context() as patch:
-        for variable, name in ((ENVIRONMENT, "proofs"), (calibration_cache.ENVIRONMENT, "costs")):
+        for variable, name in ((ENVIRONMENT, "proofs"), (calibration.ENVIRONMENT, "costs")):
             (run / name).mkdir(exist_ok=True)
             patch.setenv(variable, str(run / name))
         yield

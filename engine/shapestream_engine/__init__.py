@@ -5,7 +5,7 @@ The engine has no event loop, no socket and no wire format; the pipeline has tho
 
 from shapestream_engine.backends.registry import EngineChoice
 from shapestream_engine.batch import BatchInputs, BatchReport, ErrorCode
-from shapestream_engine.compiled_model import CompiledModel, Preparations, PreparedLimits
+from shapestream_engine.compiled_model import CompiledModel, Preparations, PreparedLimits, RequestPool
 from shapestream_engine.element_types import ELEMENT_TYPES, dtype_of, element_type_of
 from shapestream_engine.errors import (
     ElementTypeError,
@@ -45,7 +45,6 @@ from shapestream_engine.output_rules import (
 )
 from shapestream_engine.pooling import Pooling
 from shapestream_engine.ports import InputPort, OutputPort
-from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.shapes import Dimension, NamedShape, PartialShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Runner

@@ -23,13 +23,12 @@ import numpy as np
 from shapestream_engine.arrays import arrays_of
 from shapestream_engine.calibration import CalibrationBench
 from shapestream_engine.calibration_shapes import stages
-from shapestream_engine.compiled_model import CompiledModel
+from shapestream_engine.compiled_model import CompiledModel, RequestPool
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.machine import thread_times
 from shapestream_engine.probing.inputs import Values, complete_values, make_request
 from shapestream_engine.probing.tolerances import distances, spread_of
-from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Runner, run_batch
 from shapestream_engine.tensor import Array

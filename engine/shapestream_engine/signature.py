@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from shapestream_engine.arrays import array_dtype, sent_array
-from shapestream_engine.dimension_table import DimensionTable
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ElementTypeError, EngineError, ShapeError, SignatureError
 from shapestream_engine.layout import Layout, RequestShape, Tensors
 from shapestream_engine.output_rules import Recount
-from shapestream_engine.ports import InputPort, OutputPort
+from shapestream_engine.ports import DimensionTable, InputPort, OutputPort
 from shapestream_engine.rule_check import RuleCheck
 from shapestream_engine.shapes import BATCH, MAX_SIZE, Dimension, exact_nbytes
 from shapestream_engine.strategy import Sizes, Strategy, parse_strategy

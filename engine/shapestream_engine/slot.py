@@ -18,10 +18,10 @@ from time import perf_counter
 from shapestream_engine.batch import BatchInputs, BatchReport, ErrorCode
 from shapestream_engine.batch_run import BatchRun
 from shapestream_engine.batching.calls import merge_sizes
+from shapestream_engine.compiled_model import RequestPool
 from shapestream_engine.errors import EngineError, InferenceError, InvalidInput, message_of
 from shapestream_engine.infer_request import InferRequest
 from shapestream_engine.layout import RequestShape, Tensors
-from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.signature import ModelSignature
 
 

@@ -23,7 +23,7 @@ from shapestream.settings.model_settings import AUTO_ENGINE
 from shapestream_engine.backends.registry import EngineChoice, check_engine, engines_of_path, is_installed
 from shapestream_engine.batch import BatchReport
 from shapestream_engine.batch_axis import inputs_line
-from shapestream_engine.compiled_model import CompiledModel
+from shapestream_engine.compiled_model import CompiledModel, RequestPool
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import engine_of
@@ -31,17 +31,15 @@ from shapestream_engine.model_files import files_of_model
 from shapestream_engine.probe import EnginesReport, ProbeReport, compare_beside
 from shapestream_engine.probing.examination import values_of
 from shapestream_engine.probing.inputs import complete_values, make_request
-from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.shapes import BATCH, Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Runner, run_batch
 from shapestream_workers.access import server_security
+from shapestream_workers.advice import PaddingAdvice, SpeedAdvice, advise_padding, advise_speed
 from shapestream_workers.chains import plan_chains, service_problems
 from shapestream_workers.model_trust import require_trusted
 from shapestream_workers.models import model_spec, placement_warnings, problem_of, processes_of
-from shapestream_workers.padding_advice import PaddingAdvice, advise_padding
 from shapestream_workers.proof import probe_options, try_model
-from shapestream_workers.speed_advice import SpeedAdvice, advise_speed
 
 # Sizes of open dimensions in the second run: large enough to be different, small enough for any model.
 TYPICAL_SIZE = 16

@@ -27,7 +27,7 @@ from shapestream.serving.server import Server, serve
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import LoadedSettings, Settings
 from shapestream.transport.guards import connections_that_fit, raise_descriptor_limit
-from shapestream_engine.calibration_cache import CostCache
+from shapestream_engine.calibration import CostCache
 from shapestream_engine.machine import allowed_cpus, divide_cpus
 from shapestream_workers import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME
 from shapestream_workers.access import open_admin_port, server_security

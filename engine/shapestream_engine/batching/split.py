@@ -31,7 +31,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from shapestream_engine.arrays import array_dtype, sent_array
-from shapestream_engine.dimension_table import DimensionTable
 from shapestream_engine.element_types import EXACT_BITS, dtype_of
 from shapestream_engine.errors import ElementTypeError, InferenceError, RuleError
 from shapestream_engine.layout import REMEMBERED, RequestShape
@@ -47,7 +46,7 @@ from shapestream_engine.output_rules import (
     Whole,
     With,
 )
-from shapestream_engine.ports import OutputPort
+from shapestream_engine.ports import DimensionTable, OutputPort
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
 

@@ -1,6 +1,6 @@
 """Verdicts on disk: a restart proves a model again only if something has changed.
 
-Each question (model, settings, versions and processor) has one file. `kept_files` describes the folder and the variable
+Each question (model, settings, versions and processor) has one file. `KeptFiles` describes the folder and the variable
 `SHAPESTREAM_PROBE_CACHE`. Processes that need the same proof at the same time wait for the first, which holds a lock on
 the entry.
 """

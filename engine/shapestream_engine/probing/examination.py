@@ -57,10 +57,9 @@ from shapestream_engine.probing.model_calls import (
     ProbeRequest,
     SlotCalls,
 )
-from shapestream_engine.probing.movement import Movement
 from shapestream_engine.probing.probe_requests import same_bits
 from shapestream_engine.probing.report import Finding, Treatment, refuted, unjudged
-from shapestream_engine.probing.tolerances import Difference, OutputTolerance, compare
+from shapestream_engine.probing.tolerances import Difference, Movement, OutputTolerance, compare
 from shapestream_engine.shapes import BATCH
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array

@@ -21,11 +21,10 @@ import numpy as np
 
 from shapestream_engine.arrays import arrays_of
 from shapestream_engine.batching.assembly import Assembly
-from shapestream_engine.compiled_model import CompiledModel
+from shapestream_engine.compiled_model import CompiledModel, RequestPool
 from shapestream_engine.errors import InferenceError
 from shapestream_engine.layout import RequestShape, Tensors
 from shapestream_engine.machine import available_cpus
-from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Runner, run_batch
 from shapestream_engine.tensor import Array

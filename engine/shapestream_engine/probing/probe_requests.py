@@ -12,7 +12,7 @@ declared have another phase than ordinary ones: after a crash on a million, cont
 What such a crash leaves out of the ordinary values is counted (`skipped`), because it is evidence that the proof lacks.
 
 A difference is judged by `doubt_about`: the request runs again, alone, with changes as small as rounding
-(`movement.py`). A careful model may refuse them. Then changes that keep whole numbers whole are tried, then copies of the
+(`tolerances.py`). A careful model may refuse them. Then changes that keep whole numbers whole are tried, then copies of the
 request beside it. If all are refused, nobody can tell.
 """
 
@@ -39,8 +39,15 @@ from shapestream_engine.probing.inputs import (
     make_request,
 )
 from shapestream_engine.probing.model_calls import ModelCalls, ProbeRequest
-from shapestream_engine.probing.movement import RUNS, Movement
-from shapestream_engine.probing.tolerances import Moments, OutputTolerance, Tolerance, coarser, compare
+from shapestream_engine.probing.tolerances import (
+    RUNS,
+    Moments,
+    Movement,
+    OutputTolerance,
+    Tolerance,
+    coarser,
+    compare,
+)
 from shapestream_engine.string_arrays import STRING_TYPES
 from shapestream_engine.tensor import Array
 

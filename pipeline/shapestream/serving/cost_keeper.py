@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 import trio
 
-from shapestream_engine.calibration_cache import CostCache
+from shapestream_engine.calibration import CostCache
 from shapestream_engine.cost_table import LearnedCosts
 
 log = structlog.get_logger()

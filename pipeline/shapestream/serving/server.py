@@ -64,7 +64,7 @@ from shapestream.wire.codec import codec_of
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
 from shapestream.wire.liveness import STALL_S
 from shapestream.wire.messages import Role
-from shapestream_engine.calibration_cache import CostCache
+from shapestream_engine.calibration import CostCache
 
 if TYPE_CHECKING:
     from shapestream.serving.tracing import RequestTracer

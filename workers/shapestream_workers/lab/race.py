@@ -20,7 +20,7 @@ import trio
 
 from shapestream.errors import RequestError
 from shapestream.telemetry.trace import TraceRequest
-from shapestream_workers.lab.candidates import Candidate
+from shapestream_workers.lab.candidates import Candidate, Subject
 from shapestream_workers.lab.options import TuneOptions
 from shapestream_workers.lab.serving import (
     InputMaker,
@@ -31,7 +31,6 @@ from shapestream_workers.lab.serving import (
     replay,
     serving,
 )
-from shapestream_workers.lab.subject import Subject
 
 MOST_FINALISTS = 4
 ROUNDS = (5, 3)

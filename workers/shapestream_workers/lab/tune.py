@@ -25,15 +25,22 @@ from shapestream.telemetry.trace import TraceReader
 from shapestream_engine.machine import available_cpus
 from shapestream_engine.model import engine_of, with_engine
 from shapestream_engine.signature import ModelSignature
-from shapestream_workers.lab.candidates import PRECISIONS, Candidate, Placement, placements, propose
+from shapestream_workers.advice import advise_precision, faster_precision
+from shapestream_workers.lab.candidates import (
+    PRECISIONS,
+    Candidate,
+    Placement,
+    Subject,
+    placements,
+    propose,
+    require_editor,
+)
 from shapestream_workers.lab.options import TuneOptions
 from shapestream_workers.lab.race import CandidateRun, Race, choose, finalists
 from shapestream_workers.lab.serving import InputMaker, read_requests
-from shapestream_workers.lab.subject import Subject, require_editor
 from shapestream_workers.models import model_spec, read_signatures, slots_and_threads
 from shapestream_workers.printing import table_of
 from shapestream_workers.proof import try_model
-from shapestream_workers.speed_advice import advise_precision, faster_precision
 from shapestream_workers.upkeep import spell_bytes
 
 PRECISION_S = 2.0
