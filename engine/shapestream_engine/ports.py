@@ -4,9 +4,9 @@ A port checks what it states when it is made, whatever the other ports are. An i
 output the rule that divides it among requests (`output_rules.py`).
 
 What inputs have in common is the table of the model's dynamic dimensions. Axes of one name are one dimension: it has the
-same size in all inputs of a request, and the bounds that all of them admit. A dynamic axis without a name is a dimension of its
-own, `<input>.<axis>`. A table is made from the inputs alone, and never changes. A dimension's number in it is its place in
-the sizes of each request.
+same size in all inputs of a request, and the bounds that all of them admit. A dynamic axis without a name is a dimension of
+its own, `<input>.<axis>`. A table is made from the inputs alone, and never changes. A dimension's number in it is its
+place in the sizes of each request.
 """
 
 from __future__ import annotations

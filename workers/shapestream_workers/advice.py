@@ -1,8 +1,8 @@
 """Advice of `check` and `tune`, tried on this machine: padding that a configuration does not allow, bf16, other slots.
 
 *Padding* that would let more requests share calls: `check` allows the padding of every dynamic dimension with `PAD_VALUE`,
-and tests that by the proof. Dimensions whose padding is proved one by one are then proved together, because together they are
-advised.
+and tests that by the proof. Dimensions whose padding is proved one by one are then proved together, because together they
+are advised.
 
 *Speed*: bf16 and another number of slots are compared with the model as it would be served, by calls of the calibration's
 shapes in turns. What would take longer than its time is left out, and the advice says so.

@@ -229,10 +229,14 @@ def _check_model(
             ]
         # A model that ended its trial's process is not run in this one.
         if not proof.notes:
-            ran = _try_model(settings, compiled)
-            calls = ran.calls
-            report.problems += [loaded.problem(place, words) for words in ran.problems]
-            report.warnings += [loaded.problem(place, words) for words in ran.warnings]
+            runner = _CheckRunner(settings, compiled)
+            try:
+                _try_sizes(runner)
+            except _Hangs as error:
+                runner.problems.append(str(error))
+            calls = runner.calls
+            report.problems += [loaded.problem(place, words) for words in runner.problems]
+            report.warnings += [loaded.problem(place, words) for words in runner.warnings]
         report.models.append(
             ModelReport(
                 signature=compiled.signature,
@@ -271,31 +275,15 @@ def _engine_beside(engine: str, settings: ModelSettings, wanted: str) -> str | N
     return others[0]
 
 
-@dataclass(slots=True)
-class _Tried:
-    """Calls that ran, and findings about others."""
-
-    calls: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-
-
 class _Hangs(Exception):
     """Raised when a call does not end."""
 
 
-def _try_model(settings: ModelSettings, compiled: CompiledModel) -> _Tried:
-    """Run the model as requests would; sizes that it refuses while it takes others are warned of, with bounds."""
-    runner = _CheckRunner(settings, compiled)
-    tried = _Tried()
-    try:
-        _try_sizes(runner, tried)
-    except _Hangs as error:
-        tried.problems.append(str(error))
-    return tried
+def _try_sizes(runner: _CheckRunner) -> None:
+    """Run the model as requests would; sizes that it refuses while it takes others are warned of, with bounds.
 
-
-def _try_sizes(runner: _CheckRunner, tried: _Tried) -> None:
+    Raises `_Hangs`.
+    """
     signature = runner.signature
     small = tuple(_clamped(1, bounds) for bounds in signature.bounds)
     failed: dict[tuple[int, ...], str] = {}
@@ -309,7 +297,7 @@ def _try_sizes(runner: _CheckRunner, tried: _Tried) -> None:
         )
         if sizes in ran or sizes in failed:
             continue
-        words = runner.run([sizes], tried.calls)
+        words = runner.run([sizes])
         if words is None:
             ran.append(sizes)
         elif size not in OTHER_SIZES:
@@ -318,16 +306,16 @@ def _try_sizes(runner: _CheckRunner, tried: _Tried) -> None:
         what = f"failed on made-up inputs, {signature.spell(sizes)}: {words}"
         advice = _bounds_advice(runner, sizes, ran[0]) if ran else None
         if advice is None:
-            tried.problems.append(f"{what}{runner.hint}")
+            runner.problems.append(f"{what}{runner.hint}")
         else:
-            tried.warnings.append(f"{what} ({advice})")
+            runner.warnings.append(f"{what} ({advice})")
     shares = signature.has_batch and not signature.strategy.alone
     most = signature.bounds[0].maximum if shares else 0
     if shares and ran and (most is None or most >= 2 * small[0]):
         pair = (small[0], *ran[0][1:])
-        if (words := runner.run([pair, pair], tried.calls)) is not None:
+        if (words := runner.run([pair, pair])) is not None:
             call = f"{signature.spell(pair)} x 2 requests"
-            tried.problems.append(f"failed on made-up inputs, {call}: {words}{runner.hint}")
+            runner.problems.append(f"failed on made-up inputs, {call}: {words}{runner.hint}")
 
 
 def _bounds_advice(runner: _CheckRunner, failed: tuple[int, ...], ran: tuple[int, ...]) -> str | None:
@@ -337,13 +325,13 @@ def _bounds_advice(runner: _CheckRunner, failed: tuple[int, ...], ran: tuple[int
     """
     signature = runner.signature
     first = 1 if signature.has_batch else 0
-    if runner.run([(*ran[:first], *failed[first:])], []) is None:
+    if runner.run([(*ran[:first], *failed[first:])], told=False) is None:
         return None
     different = [number for number in range(first, len(ran)) if failed[number] != ran[number]]
     alone = [
         number
         for number in different
-        if runner.run([(*ran[:number], failed[number], *ran[number + 1 :])], []) is not None
+        if runner.run([(*ran[:number], failed[number], *ran[number + 1 :])], told=False) is not None
     ]
     to_blame = alone or different
     shapes = {}
@@ -367,17 +355,21 @@ def _clamped(size: int, bounds: Dimension) -> int:
 
 
 class _CheckRunner:
-    """Runner of calls on one slot, with inputs as the configuration describes them."""
+    """Runner of calls on one slot, with inputs as the configuration describes them, and the findings so far."""
 
     def __init__(self, settings: ModelSettings, compiled: CompiledModel) -> None:
+        self.calls: list[str] = []
+        """Calls that ran."""
+        self.problems: list[str] = []
+        self.warnings: list[str] = []
         self.signature = compiled.signature
         self.hint = "" if settings.probe else " (say by `probe` what realistic inputs are, if these are not)"
         given = values_of(compiled.signature, probe_options(settings))
         self._values = complete_values(compiled.signature, given)
         self._slot = Runner("check", {settings.name: RequestPool(compiled, 1)})
 
-    def run(self, rows: list[tuple[int, ...]], calls: list[str]) -> str | None:
-        """Run one call of requests of these sizes: note it in `calls`, or return why it failed. Raises `_Hangs`."""
+    def run(self, rows: list[tuple[int, ...]], *, told: bool = True) -> str | None:
+        """Run one call of requests of these sizes; return why it failed. `told`: note one that ran. Raises `_Hangs`."""
         members = [make_request(self.signature, self._values, sizes) for sizes in rows]
         shapes = [self.signature.resolve(member.layout) for member in members]
         call = f"{self.signature.spell(rows[0])}{f' x {len(rows)} requests' if len(rows) > 1 else ''}"
@@ -395,7 +387,8 @@ class _CheckRunner:
         if report.code is not None:
             return report.message
         assert report.outputs is not None  # it ran
-        calls.append(f"{call}: {_spell_outputs(self.signature, report.outputs[0])}")
+        if told:
+            self.calls.append(f"{call}: {_spell_outputs(self.signature, report.outputs[0])}")
         return None
 
 

@@ -145,13 +145,8 @@ def worker(
     It serves the models of CONFIG. It waits for the server, and connects again after that has restarted.
     """
     _allow(any_function)
-    channel = None
+    channel = _channel_to_parent(supervised)
     if supervised:
-        from shapestream_engine.machine import end_with_parent
-        from shapestream_workers.worker_process import claim_stdout
-
-        end_with_parent()
-        channel = claim_stdout()
         configure("info", "auto")  # as the server's log is by default, until the YAML says how it is
         structlog.contextvars.bind_contextvars(process=name)
     with reported(in_log=supervised), _told_to_parent(channel):
@@ -235,13 +230,7 @@ def gateway(
     Clients of the Open Inference Protocol, version 2, reach the server's models. SIGTERM ends it once all requests that it
     has are answered.
     """
-    channel = None
-    if supervised:
-        from shapestream_engine.machine import end_with_parent
-        from shapestream_workers.worker_process import claim_stdout
-
-        end_with_parent()
-        channel = claim_stdout()
+    channel = _channel_to_parent(supervised)
     configure("info", "auto")
     with reported(in_log=supervised), _told_to_parent(channel):
         if (certificate is None) != (certificate_key is None):
@@ -299,6 +288,21 @@ def _numbers(option: str, texts: list[str] | None) -> dict[str, int]:
         return {name: int(number) for name, number in _pairs(option, texts).items()}
     except ValueError:
         raise typer.BadParameter(f"{option} is NAME=NUMBER") from None
+
+
+def _channel_to_parent(supervised: bool) -> int | None:
+    """Let a process that a server started end with it. Return the descriptor for messages to it; None for others.
+
+    All else that is printed goes to stderr from then on.
+    """
+    if not supervised:
+        return None
+    from shapestream_engine.machine import end_with_parent
+
+    end_with_parent()
+    channel = os.dup(1)
+    os.dup2(2, 1)
+    return channel
 
 
 @contextmanager

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -16,10 +15,8 @@ from shapestream.settings import (
     LoadedSettings,
     Location,
     ModelSettings,
-    PoolingSettings,
     Settings,
     ShapesSettings,
-    TokenizerSettings,
     WorkerGroupSettings,
 )
 from shapestream_engine.batch_axis import states_batch
@@ -99,24 +96,17 @@ def model_spec(model: ModelSettings) -> ModelSpec:
         function=model.function,
         engine=model.only_engine,
         device=model.device,
-        inputs={
-            name: InputSpec(
-                shape=port.shape,
-                element_type=port.element_type,
-                pad=port.pad,
-                mask_of=port.mask_of,
-                at_most_bytes=port.at_most_bytes,
-            )
-            for name, port in model.inputs.items()
-        },
+        inputs={name: InputSpec(**dict(port)) for name, port in model.inputs.items()},
         outputs={
             name: OutputSpec(rule=port.rule_arguments(), shape=port.shape, element_type=port.element_type)
             for name, port in model.outputs.items()
         },
-        properties=model.properties if model.tokenizer is None else _tokenizer_options(model.tokenizer),
+        properties=model.properties
+        if model.tokenizer is None
+        else model.tokenizer.model_dump(exclude={"path"}),
         strategy=_strategy(model),
         prepared=_limits(model.shapes),
-        pooling=_pooling(model.pooling),
+        pooling=None if model.pooling is None else Pooling(**dict(model.pooling)),
     )
     if rows is None:
         return spec
@@ -133,16 +123,6 @@ def _strategy(model: ModelSettings) -> Strategy:
     if strategy.max_prepared is not None and most != 1:
         return replace(strategy, fill_rows=True)
     return replace(strategy, most_rows=most)
-
-
-def _tokenizer_options(settings: TokenizerSettings) -> dict[str, Any]:
-    return settings.model_dump(exclude={"path"})
-
-
-def _pooling(settings: PoolingSettings | None) -> Pooling | None:
-    if settings is None:
-        return None
-    return Pooling(mode=settings.mode, of=settings.of, mask=settings.mask, normalize=settings.normalize)
 
 
 def _limits(shapes: ShapesSettings) -> PreparedLimits:

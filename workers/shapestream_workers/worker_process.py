@@ -64,13 +64,6 @@ _STATUSES = {
 }
 
 
-def claim_stdout() -> int:
-    """Return a descriptor of stdout for messages to the parent; all else that is printed goes to stderr from now on."""
-    channel = os.dup(1)
-    os.dup2(2, 1)
-    return channel
-
-
 def server_address(loaded: LoadedSettings, connect: str | None) -> str:
     """Return the address of the server for workers. Raises `ConfigurationError`, or `TransportError` for a bad address."""
     address = connect or loaded.settings.server.worker_listen

@@ -36,7 +36,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 
 from shapestream_engine.probing.report import Finding, Treatment, Verdict
@@ -65,12 +65,6 @@ class Doubt(StrEnum):
     EXPLAINED = "rounding moves the result of the request alone as far"
     REFUSED = "the model refuses the changed inputs that would tell rounding from company"
     SKIPPED = "a crash or a hang ended calls of this kind"
-
-
-@dataclass(slots=True)
-class _Worst:
-    difference: Difference
-    case: str
 
 
 class OutputEvidence:
@@ -106,7 +100,8 @@ class OutputEvidence:
         """Explained differences by the index of the element in its row."""
         self._rows: Counter[int] = Counter()
         """Results for by the rows of their call."""
-        self._worst: _Worst | None = None
+        self._worst: tuple[Difference, str] | None = None
+        """The largest difference so far, and its case."""
 
     def agrees(
         self,
@@ -171,14 +166,14 @@ class OutputEvidence:
         return len(set().union(*self.doubts.values()))
 
     def _rank(self, difference: Difference, case: str) -> None:
-        if self._worst is None or difference.excess > self._worst.difference.excess:
-            self._worst = _Worst(difference, case)
+        if self._worst is None or difference.excess > self._worst[0].excess:
+            self._worst = difference, case
 
     def verdict(self, least: int, skipped: int) -> tuple[Verdict, str]:
         """Return the verdict and its reason. `least`: different requests that are enough. `skipped`: requests never made."""
         if self.against:
             assert self._worst is not None  # each result against has its difference
-            return "refuted", self._worst.difference.words
+            return "refuted", self._worst[0].words
         if self._blank:
             return "unproved", self._blank
         why = self._too_little(least) or self._too_much(skipped)
@@ -245,7 +240,7 @@ class OutputEvidence:
             call_s = None  # more time would not help
         if call_s is not None:
             why = f"{why}: a call takes {call_s:.2g} s, and the time was over"
-        worst = None if self._worst is None else self._worst.difference
+        worst, case = (None, "") if self._worst is None else self._worst
         if worst is not None and not math.isfinite(worst.amount):
             worst = None
         counts = {doubt: len(found) for doubt, found in self.doubts.items()}
@@ -266,7 +261,7 @@ class OutputEvidence:
             spread=self._spread,
             why=why or short,
             call_s=call_s,
-            case=self._worst.case if self._worst is not None and verdict == "refuted" else "",
+            case=case if verdict == "refuted" else "",
         )
 
 
