@@ -15,7 +15,7 @@ from tests.progress import Progress
 
 from shapestream_engine import calibration
 from shapestream_engine.probing.cache import ENVIRONMENT
-from shapestream_workers import model_trust
+from shapestream_workers import models
 
 # Tests import engines by themselves, and no run of them is to be reported anywhere.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type] # Python's way to say that there is none
@@ -61,7 +61,7 @@ def _own_proofs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _any_function() -> Iterator[None]:
     """Tests serve functions of their own, which no package registers; processes that they start inherit it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(model_trust.ENVIRONMENT, "1")
+        patch.setenv(models.ENVIRONMENT, "1")
         yield
 
 

@@ -23,9 +23,8 @@ from shapestream_engine.ports import OutputPort
 from shapestream_engine.probing.beside import EnginesReport
 from shapestream_engine.probing.cache import ProofCache
 from shapestream_engine.probing.child import Heard, Task, blamed, run_child
-from shapestream_engine.probing.evidence import without_jumps
+from shapestream_engine.probing.evidence import Finding, ProbeReport, Treatment, unjudged, without_jumps
 from shapestream_engine.probing.examination import ProbeOptions, treatments
-from shapestream_engine.probing.report import Finding, ProbeReport, Treatment, unjudged
 
 __all__ = [
     "EnginesReport",

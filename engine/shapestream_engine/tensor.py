@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from math import prod
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -48,7 +49,48 @@ class TensorLike(Protocol):
         """Number of moves of the data to another address since the tensor was made."""
 
 
-class Tensor:
+class _OwnTensor(ABC):
+    """Base of this package's tensors: their shape, and their data as an array."""
+
+    __slots__ = ("_data", "_element_type", "_shape")
+    _data: Array
+    _element_type: str
+    _shape: tuple[int, ...]
+
+    @property
+    def element_type(self) -> str:
+        """The name of the element type, OpenVINO's for numbers: `f32`, `str`."""
+        return self._element_type
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The size of each axis; setting it is `set_shape`."""
+        return self._shape
+
+    @shape.setter
+    def shape(self, shape: tuple[int, ...]) -> None:
+        self.set_shape(shape)
+
+    @property
+    def data(self) -> Array:
+        """The array of `shape`, C-contiguous and valid until the shape is set again."""
+        return self._data
+
+    def set_shape(self, shape: Sequence[int]) -> None:
+        """Resize the tensor in place; the contents become undefined, or empty strings.
+
+            tensor.set_shape((4, 128))
+
+        Raises `ShapeError`, and changes nothing, for sizes that are no integers from 0, and beyond the upper bound.
+        """
+        if shape != self._shape:
+            self._resize(checked_sizes(shape))
+
+    @abstractmethod
+    def _resize(self, sizes: tuple[int, ...]) -> None: ...
+
+
+class Tensor(_OwnTensor):
     """A C-contiguous tensor, aligned to 64 bytes, with the semantics of OpenVINO's `set_shape`.
 
         tensor = Tensor("f32", (2, 3))
@@ -63,12 +105,9 @@ class Tensor:
     __slots__ = (
         "_address",
         "_capacity_bytes",
-        "_data",
         "_dtype",
-        "_element_type",
         "_offset",
         "_reallocations",
-        "_shape",
         "_storage",
         "_upper_bound_bytes",
     )
@@ -93,25 +132,6 @@ class Tensor:
         self._shape, self._data = sizes, self._view(sizes)
 
     @property
-    def element_type(self) -> str:
-        """OpenVINO's name of the element type, such as `f32`."""
-        return self._element_type
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The size of each axis; setting it is `set_shape`."""
-        return self._shape
-
-    @shape.setter
-    def shape(self, shape: tuple[int, ...]) -> None:
-        self.set_shape(shape)
-
-    @property
-    def data(self) -> Array:
-        """A C-contiguous view of `shape`, valid until the shape is set again."""
-        return self._data
-
-    @property
     def byte_size(self) -> int:
         """Size in bytes of the present shape."""
         return self._data.nbytes
@@ -125,16 +145,6 @@ class Tensor:
     def reallocations(self) -> int:
         """Number of moves of the data to another address since the tensor was made."""
         return self._reallocations
-
-    def set_shape(self, shape: Sequence[int]) -> None:
-        """Resize the tensor in place; the contents become undefined.
-
-            tensor.set_shape((4, 128))
-
-        Raises `ShapeError`, and changes nothing, for sizes that are no integers from 0, and beyond the upper bound.
-        """
-        if shape != self._shape:
-            self._resize(checked_sizes(shape))
 
     def _resize(self, sizes: tuple[int, ...]) -> None:
         needed = self._nbytes_of(sizes)
@@ -224,7 +234,7 @@ class ArrayTensor(Tensor):
 # ---------------------------------------------------------------- of strings
 
 
-class StringTensor:
+class StringTensor(_OwnTensor):
     """A tensor of elements `str` or `bytes`, with the interface of `Tensor`; each shape begins with empty strings.
 
         tensor = StringTensor("str", (2,))
@@ -234,7 +244,7 @@ class StringTensor:
     `reallocations` stays 0.
     """
 
-    __slots__ = ("_data", "_element_type", "_shape")
+    __slots__ = ()
 
     def __init__(self, element_type: str, shape: Sequence[int] | None = None) -> None:
         if element_type not in STRING_TYPES:
@@ -243,33 +253,9 @@ class StringTensor:
         self._resize((0,) if shape is None else checked_sizes(shape))
 
     @property
-    def element_type(self) -> str:
-        """`str` or `bytes`."""
-        return self._element_type
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The size of each axis; setting it is `set_shape`."""
-        return self._shape
-
-    @shape.setter
-    def shape(self, shape: tuple[int, ...]) -> None:
-        self.set_shape(shape)
-
-    @property
-    def data(self) -> Array:
-        """The array of objects of `shape`, valid until the shape is set again."""
-        return self._data
-
-    @property
     def reallocations(self) -> int:
         """0: an array of objects has no memory that is worth keeping."""
         return 0
-
-    def set_shape(self, shape: Sequence[int]) -> None:
-        """Resize the tensor: another shape makes all elements empty. Raises `ShapeError` for sizes that are none."""
-        if shape != self._shape:
-            self._resize(checked_sizes(shape))
 
     def _resize(self, sizes: tuple[int, ...]) -> None:
         self._data = np.full(sizes, "" if self._element_type == "str" else b"", object)

@@ -24,12 +24,13 @@ from shapestream_engine.probing.evidence import (
     MOST_SKIPPED,
     MOST_TIES,
     Doubt,
+    Finding,
     OutputEvidence,
+    Treatment,
     without_jumps,
 )
 from shapestream_engine.probing.examination import ProbeOptions
 from shapestream_engine.probing.model_calls import WALL
-from shapestream_engine.probing.report import Finding, Treatment
 from shapestream_engine.probing.tolerances import Difference
 
 Array: TypeAlias = np.ndarray[Any, Any]

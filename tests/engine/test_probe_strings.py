@@ -16,6 +16,7 @@ from shapestream_engine.calibration import calibrate
 from shapestream_engine.calibration_shapes import call_nbytes, stages
 from shapestream_engine.comparison import compare_answers
 from shapestream_engine.ports import InputPort
+from shapestream_engine.probing.evidence import Finding
 from shapestream_engine.probing.examination import ProbeOptions, examine, treatments, values_of
 from shapestream_engine.probing.inputs import (
     Samples,
@@ -27,7 +28,6 @@ from shapestream_engine.probing.inputs import (
     given_texts,
     make_request,
 )
-from shapestream_engine.probing.report import Finding
 from shapestream_engine.probing.tolerances import OutputTolerance, compare
 from shapestream_engine.shapes import NamedShape
 

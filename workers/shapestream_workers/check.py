@@ -37,8 +37,13 @@ from shapestream_engine.slot import Runner, run_batch
 from shapestream_workers.access import server_security
 from shapestream_workers.advice import PaddingAdvice, SpeedAdvice, advise_padding, advise_speed
 from shapestream_workers.chains import plan_chains, service_problems
-from shapestream_workers.model_trust import require_trusted
-from shapestream_workers.models import model_spec, placement_warnings, problem_of, processes_of
+from shapestream_workers.models import (
+    model_spec,
+    placement_warnings,
+    problem_of,
+    processes_of,
+    require_trusted,
+)
 from shapestream_workers.proof import probe_options, try_model
 
 # Sizes of open dimensions in the second run: large enough to be different, small enough for any model.

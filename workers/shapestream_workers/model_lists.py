@@ -9,8 +9,7 @@ from typing import Any
 from shapestream.settings import LoadedSettings
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.chains import describe_chain, plan_chains
-from shapestream_workers.model_trust import digests_of
-from shapestream_workers.models import read_signatures
+from shapestream_workers.models import digests_of, read_signatures
 from shapestream_workers.proof import why_alone
 from shapestream_workers.target import ServerAccess
 

@@ -35,8 +35,7 @@ from shapestream_workers.chains import plan_chains
 from shapestream_workers.costs import cost_tables
 from shapestream_workers.gateways import GatewayPorts, open_ports
 from shapestream_workers.interruption import handed_over
-from shapestream_workers.model_trust import digests_of
-from shapestream_workers.models import compile_models, placement_warnings
+from shapestream_workers.models import compile_models, digests_of, placement_warnings
 from shapestream_workers.process import exit_after, keep_what_is_loaded
 from shapestream_workers.reloads import Reload, Reloads
 from shapestream_workers.supervisor.core import Restarted, RestartPolicy

@@ -25,7 +25,7 @@ from shapestream_engine.machine import available_cpus, cpu_name, runtime_of
 from shapestream_engine.model import ModelSpec, engine_of
 from shapestream_engine.model_files import files_of_model
 from shapestream_engine.probing.child import Task
-from shapestream_engine.probing.report import ProbeReport
+from shapestream_engine.probing.evidence import ProbeReport
 from shapestream_engine.signature import ModelSignature
 
 ENVIRONMENT = "SHAPESTREAM_PROBE_CACHE"

@@ -31,9 +31,9 @@ from shapestream_engine.machine import end_with_parent
 from shapestream_engine.model import ModelSpec, compile_model
 from shapestream_engine.ports import OutputPort
 from shapestream_engine.probing.beside import EnginesReport, compare_engines
+from shapestream_engine.probing.evidence import Finding, Treatment, finding_from_dict, refuted
 from shapestream_engine.probing.examination import ProbeOptions, computed_in, examine, values_of
 from shapestream_engine.probing.model_calls import Announce
-from shapestream_engine.probing.report import Finding, Treatment, finding_from_dict, refuted
 from shapestream_engine.probing.rule_guess import guess_rules
 from shapestream_engine.strategy import Strategy
 

@@ -46,7 +46,16 @@ from shapestream_engine.probing.cases import (
     static_cases,
     strategy_cases,
 )
-from shapestream_engine.probing.evidence import ENOUGH, LEAST_REQUESTS, Evidence, OutputEvidence
+from shapestream_engine.probing.evidence import (
+    ENOUGH,
+    LEAST_REQUESTS,
+    Evidence,
+    Finding,
+    OutputEvidence,
+    Treatment,
+    refuted,
+    unjudged,
+)
 from shapestream_engine.probing.inputs import Samples, Values, read_samples
 from shapestream_engine.probing.model_calls import (
     WALL,
@@ -58,7 +67,6 @@ from shapestream_engine.probing.model_calls import (
     SlotCalls,
 )
 from shapestream_engine.probing.probe_requests import same_bits
-from shapestream_engine.probing.report import Finding, Treatment, refuted, unjudged
 from shapestream_engine.probing.tolerances import Difference, Movement, OutputTolerance, compare
 from shapestream_engine.shapes import BATCH
 from shapestream_engine.signature import ModelSignature

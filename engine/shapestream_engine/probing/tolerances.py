@@ -334,12 +334,15 @@ def distances(one: Array, other: Array) -> Array:
     """Return the absolute difference of each element; infinite if two elements cannot be subtracted, as unequal strings."""
     if one.dtype == object:
         return np.where(np.not_equal(one, other).astype(bool), np.inf, 0.0)
+    if one.dtype.kind in "iu":
+        # As unsigned numbers, because no signed type holds every difference of two others of its size.
+        off = np.asarray(np.maximum(one, other) - np.minimum(one, other))
+        return off.view(f"u{one.itemsize}").astype(np.float64)
     first, second = one.astype(np.float64), other.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        off = np.abs(first - second)
+    with np.errstate(invalid="ignore", over="ignore"):
+        apart = np.abs(first - second)
     same = (one == other) | (np.isnan(first) & np.isnan(second))
-    # Integers beyond 2^53 may differ by less than a 64-bit float can show.
-    return np.where(same, 0.0, np.where(np.isnan(off), np.inf, np.maximum(off, np.finfo(np.float64).tiny)))
+    return np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart))
 
 
 def _shown(string: Any) -> str:
@@ -348,26 +351,17 @@ def _shown(string: Any) -> str:
 
 
 def _exact(alone: Array, together: Array) -> Difference:
+    off = distances(alone, together)
+    place = int(off.argmax())
+    largest = float(off.flat[place])
     if alone.dtype == object:
-        wrong = np.not_equal(alone, together).astype(bool)
-        if not wrong.any():
-            return Difference(amount=0.0, allowed=0.0)
-        place = int(wrong.argmax())
         words = f"{_shown(together.flat[place])} where it was {_shown(alone.flat[place])} alone"
-        return Difference(amount=math.inf, allowed=0.0, words=words)
+        return Difference(amount=largest, allowed=0.0, words=words if largest else "")
     if alone.tobytes() == together.tobytes():
         return Difference(amount=0.0, allowed=0.0)
-    if alone.dtype.kind not in "biu":
-        with np.errstate(invalid="ignore", over="ignore"):
-            apart = np.abs(together.astype(np.float64) - alone.astype(np.float64))
-        same = np.isnan(apart) & ((alone == together) | (np.isnan(alone) & np.isnan(together)))
-        largest = float(np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart)).max())
-        # The bits differ, but no number shows it: zeros of other sign, or NaNs with other bits.
-        words = "" if 0 < largest < math.inf else "other bits"
-        return Difference(amount=largest or math.inf, allowed=0.0, words=words)
-    # Python's integers, because no NumPy type holds every difference of two u64.
-    off = np.abs(together.astype(object) - alone.astype(object))
-    return Difference(amount=float(off.max()), allowed=0.0)
+    # The bits may differ where no number shows it: zeros of other sign, or NaNs with other bits.
+    words = "" if 0 < largest < math.inf else "other bits"
+    return Difference(amount=largest or math.inf, allowed=0.0, words=words)
 
 
 # ---------------------------------------------------------------- movement
