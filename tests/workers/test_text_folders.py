@@ -18,7 +18,7 @@ from shapestream.settings import LoadedSettings, load_models, load_settings
 from shapestream.settings.folders import read_contents
 from shapestream.settings.text_folder import TextFolder, expand
 from shapestream_engine import ModelLoadError
-from shapestream_engine.model_files import PortNames, port_names
+from shapestream_engine.port_names import PortNames, port_names
 from shapestream_workers.check import check_configuration
 from shapestream_workers.models import digests_of
 

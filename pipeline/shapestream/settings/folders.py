@@ -25,7 +25,8 @@ from shapestream.settings.text_folder import (
 from shapestream.settings.yaml_source import Location, SourceProblem, YamlSource
 from shapestream_engine.errors import ModelLoadError
 from shapestream_engine.files import read_regular
-from shapestream_engine.model_files import MOST_TOKENIZER_BYTES, PortNames, port_names
+from shapestream_engine.model_files import MOST_TOKENIZER_BYTES
+from shapestream_engine.port_names import PortNames, port_names
 
 _SUFFIXES = (".xml", ".onnx", ".pt2")
 """Suffixes of model files."""

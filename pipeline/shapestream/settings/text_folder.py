@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from shapestream_engine.model_files import PortNames
+from shapestream_engine.port_names import PortNames
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 VECTORS = ("last_hidden_state", "token_embeddings")
