@@ -13,7 +13,7 @@ Nothing of this is served: the user writes the lines, or does not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, cast
 
@@ -270,10 +270,6 @@ class SpeedAdvice:
         yield from self.slots.lines()
         if self.precision is not None:
             yield from self.precision.lines()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Describe it, for scripts."""
-        return asdict(self)
 
 
 def advise_speed(

@@ -132,7 +132,7 @@ class CheckReport:
                     },
                     "beside": None if model.engines is None else asdict(model.engines),
                     "padding": {**asdict(model.padding), "proved": list(model.padding.proved)},
-                    "speed": model.speed.to_dict(),
+                    "speed": asdict(model.speed),
                 }
                 for model in self.models
             ],

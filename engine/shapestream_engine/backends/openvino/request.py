@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,9 +39,15 @@ from shapestream_engine.tensor import (
 class CompiledGraph:
     """A compiled model, and the means to compile it again."""
 
-    def __init__(self, compile_model: Callable[[], ov.CompiledModel]) -> None:
+    def __init__(
+        self,
+        compile_model: Callable[[], ov.CompiledModel],
+        properties_of: Callable[[ov.CompiledModel], Mapping[str, Any]],
+    ) -> None:
         self._compile = compile_model
         self.compiled = compile_model()
+        self.properties = properties_of(self.compiled)
+        """The properties in effect, as plain data."""
         self.user: Callable[[], object | None] = lambda: None
         """Weak reference to the last request of the graph."""
 
