@@ -170,14 +170,11 @@ class InputPort(Port):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data from which `from_dict` makes an equal port."""
-        plain = Port.to_dict(self)
-        if self.pad:
-            plain["pad"] = dict(self.pad)
-        if self.mask_of is not None:
-            plain["mask_of"] = self.mask_of
-        if self.at_most_bytes is not None:
-            plain["at_most_bytes"] = self.at_most_bytes
-        return plain
+        own = {"pad": dict(self.pad), "mask_of": self.mask_of, "at_most_bytes": self.at_most_bytes}
+        return {
+            **Port.to_dict(self),
+            **{key: stated for key, stated in own.items() if stated not in (None, {})},
+        }
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> InputPort:

@@ -13,6 +13,7 @@ Nothing of this is served: the user writes the lines, or does not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, cast
@@ -157,15 +158,10 @@ def _with(spec: ModelSpec, inputs: Mapping[str, Mapping[str, Any]]) -> ModelSpec
 def _tried(settings: ModelSettings, spec: ModelSpec, slots: int, threads: int) -> tuple[Finding, ...] | str:
     """Return the findings of a proof of this model, or why there is none."""
     try:
-        compiled = compile_model(spec, slots=slots, threads=threads)
+        with closing(compile_model(spec, slots=slots, threads=threads)) as compiled:
+            return probe_model(settings, spec, compiled, threads=threads).findings
     except EngineError as error:
         return str(error)
-    try:
-        return probe_model(settings, spec, compiled, threads=threads).findings
-    except EngineError as error:
-        return str(error)
-    finally:
-        compiled.close()
 
 
 def _against(findings: Sequence[Finding], dimensions: tuple[str, ...]) -> Finding | None:
@@ -345,45 +341,35 @@ class _Bench:
 
     def measured_precision(self, properties: Mapping[str, str]) -> PrecisionAdvice:
         """Return what these properties give."""
+        now, answers_s = self._tried.compiled, (1 - SPEED_SHARE) * self._budget_s
         try:
-            other = self._compiled(properties, self._slots, requests=self._slots)
+            with closing(self._compiled(properties, self._slots, requests=self._slots)) as other:
+                speeds = self._speeds([Variant(now, self._slots), Variant(other, self._slots)])
+                before, after = speeds.seconds
+                distance = compare_answers(
+                    (now, other), list(before), values=self._values, budget_s=answers_s
+                )
+                gain = Gain.of(before, after)
         except EngineError as error:
             return PrecisionAdvice(properties=properties, why=str(error))
-        try:
-            now = self._tried.compiled
-            speeds = self._speeds([Variant(now, self._slots), Variant(other, self._slots)])
-            before, after = speeds.seconds
-            distance = compare_answers(
-                (now, other), list(before), values=self._values, budget_s=(1 - SPEED_SHARE) * self._budget_s
-            )
-            return PrecisionAdvice(
-                properties=properties, gain=Gain.of(before, after), distance=distance, waited=speeds.waited
-            )
-        except EngineError as error:
-            return PrecisionAdvice(properties=properties, why=str(error))
-        finally:
-            other.close()
+        return PrecisionAdvice(properties=properties, gain=gain, distance=distance, waited=speeds.waited)
 
     def measured_slots(self, chosen: SlotsAdvice) -> SlotsAdvice:
         """Return what the other number of slots gives."""
         if chosen.other is None:
             return chosen
+        requests = chosen.slots + chosen.other
         try:
-            other = self._compiled({}, chosen.other, requests=chosen.slots + chosen.other)
+            with closing(self._compiled({}, chosen.other, requests=requests)) as other:
+                variants = [Variant(self._tried.compiled, chosen.slots), Variant(other, chosen.other)]
+                # One slot at work is measured by itself where the process has several.
+                alone = [each if each.at_once == 1 else Variant(each.model) for each in variants]
+                speeds = self._speeds([*variants, *alone])
         except EngineError as error:
             return replace(chosen, why=str(error))
-        try:
-            variants = [Variant(self._tried.compiled, chosen.slots), Variant(other, chosen.other)]
-            # One slot at work is measured by itself where the process has several.
-            alone = [each if each.at_once == 1 else Variant(each.model) for each in variants]
-            speeds = self._speeds([*variants, *alone])
-            before, after, lone_before, lone_after = speeds.seconds
-            rate = Gain.of(before, after, at_once=chosen.other / chosen.slots)
-            return replace(chosen, rate=rate, lone=Gain.of(lone_before, lone_after), waited=speeds.waited)
-        except EngineError as error:
-            return replace(chosen, why=str(error))
-        finally:
-            other.close()
+        before, after, lone_before, lone_after = speeds.seconds
+        rate = Gain.of(before, after, at_once=chosen.other / chosen.slots)
+        return replace(chosen, rate=rate, lone=Gain.of(lone_before, lone_after), waited=speeds.waited)
 
     def _compiled(self, properties: Mapping[str, str], slots: int, *, requests: int) -> CompiledModel:
         """Return the model with these properties. Raises `EngineError`, also if so many compilations take too long."""

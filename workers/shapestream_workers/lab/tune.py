@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -132,10 +133,8 @@ def _precision_to_try(subject: Subject) -> list[str]:
         return []
     slots, threads = slots_and_threads(subject.loaded.settings, model.name)
     tried = try_model(model, spec, slots=slots, threads=threads)
-    try:
+    with closing(tried.compiled):
         advice = advise_precision(model, tried, slots=slots, threads=threads, budget_s=PRECISION_S)
-    finally:
-        tried.compiled.close()
     return [] if advice is None else [*advice.lines()]
 
 
