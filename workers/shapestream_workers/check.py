@@ -10,7 +10,7 @@ bf16 and another number of slots, for their speed.
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
 from threading import Thread
@@ -18,7 +18,7 @@ from typing import Any
 
 from shapestream.chains.plan import Chain
 from shapestream.errors import ConfigurationError
-from shapestream.settings import LoadedSettings, ModelSettings, TextFolder, load_models
+from shapestream.settings import LoadedSettings, Location, ModelSettings, TextFolder, load_models
 from shapestream.settings.model_settings import AUTO_ENGINE
 from shapestream_engine.backends.registry import EngineChoice, check_engine, engines_of_path, is_installed
 from shapestream_engine.batch import BatchReport
@@ -224,7 +224,6 @@ def _check_model(
     try:
         report.problems += [loaded.problem((*place, *where), words) for where, words in judgement.refused]
         report.warnings += [loaded.problem((*place, *where), words) for where, words in judgement.warnings]
-        calls: list[str] = []
         engines = None
         if (other := _engine_beside(choice.engine, settings, beside)) is not None:
             engines = compare_beside(tried.spec, other, probe_options(settings), threads=threads)
@@ -233,15 +232,7 @@ def _check_model(
                 for found in engines.differences
             ]
         # A model that ended its trial's process is not run in this one.
-        if not proof.notes:
-            runner = _CheckRunner(settings, compiled)
-            try:
-                _try_sizes(runner)
-            except _Hangs as error:
-                runner.problems.append(str(error))
-            calls = runner.calls
-            report.problems += [loaded.problem(place, words) for words in runner.problems]
-            report.warnings += [loaded.problem(place, words) for words in runner.warnings]
+        calls = () if proof.notes else _made_up_calls(loaded, place, settings, compiled, report)
         report.models.append(
             ModelReport(
                 signature=compiled.signature,
@@ -282,6 +273,24 @@ def _engine_beside(engine: str, settings: ModelSettings, wanted: str) -> str | N
 
 class _Hangs(Exception):
     """Raised when a call does not end."""
+
+
+def _made_up_calls(
+    loaded: LoadedSettings,
+    place: Location,
+    settings: ModelSettings,
+    compiled: CompiledModel,
+    report: CheckReport,
+) -> Sequence[str]:
+    """Run the model as requests would. Return the calls that ran; findings are added to the report."""
+    runner = _CheckRunner(settings, compiled)
+    try:
+        _try_sizes(runner)
+    except _Hangs as error:
+        runner.problems.append(str(error))
+    report.problems += [loaded.problem(place, words) for words in runner.problems]
+    report.warnings += [loaded.problem(place, words) for words in runner.warnings]
+    return runner.calls
 
 
 def _try_sizes(runner: _CheckRunner) -> None:

@@ -17,7 +17,7 @@ from shapestream_engine.output_rules import Shared
 from shapestream_engine.probing.inputs import Samples, Values, default_values, given_texts
 from shapestream_engine.probing.model_calls import DirectCalls
 from shapestream_engine.probing.probe_requests import ProbeRequests
-from shapestream_engine.probing.tolerances import ENOUGH_ROWS, OutputTolerance, coarser
+from shapestream_engine.probing.tolerances import ENOUGH_ROWS, OutputTolerance, coarser, distances
 from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
@@ -244,12 +244,7 @@ def blank_reason(requests: ProbeRequests, output: int, *, contents: bool = False
     for sizes, result in telling:
         # Strings of other lengths are other values, not another shape.
         shape = requests.signature.shape_of_tensors(sizes)
-        if not _equal(first.setdefault(shape, result), result):
+        other = first.setdefault(shape, result)
+        if other.shape != result.shape or distances(other, result).any():
             return ""
     return f"it never changed over {len(telling)} different requests"
-
-
-def _equal(one: Array, other: Array) -> bool:
-    if one.dtype.kind in "iubO":
-        return np.array_equal(one, other)
-    return np.array_equal(one.astype(np.float64), other.astype(np.float64), equal_nan=True)
