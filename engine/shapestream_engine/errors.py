@@ -19,6 +19,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
+__all__ = [
+    "ElementTypeError",
+    "EngineError",
+    "EngineMissing",
+    "InferenceError",
+    "ModelLoadError",
+    "RuleError",
+    "RuleMissing",
+    "ShapeError",
+    "SignatureError",
+]
+
 Key: TypeAlias = tuple[str | int, ...]
 """Path to a part of a model's description, by fields of `ModelSpec`: `("inputs", "ids")`, `("strategy", "seq")`."""
 
