@@ -23,11 +23,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from shapestream_engine.arrays import InputArrays
 from shapestream_engine.compiled_model import CompiledModel, Preparations, PreparedSizes
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError, SignatureError
 from shapestream_engine.infer_request import InferRequest, InferResults
-from shapestream_engine.input_arrays import InputArrays
 from shapestream_engine.output_rules import Rows, Whole
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from shapestream_engine import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
-from shapestream_engine.calibration import calibrate
-from shapestream_engine.calibration_cache import ENVIRONMENT, CostCache, cost_key
+from shapestream_engine.calibration import ENVIRONMENT, CostCache, calibrate, cost_key
 from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_engine.machine import cpu_name
 from shapestream_engine.probe import ProbeOptions, ProofCache

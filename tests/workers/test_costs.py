@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from shapestream.settings import LoadedSettings, load_settings
-from shapestream_engine.calibration_cache import ENVIRONMENT, CostCache
+from shapestream_engine.calibration import ENVIRONMENT, CostCache
 from shapestream_engine.cost_table import CostTable, LearnedCosts
 from shapestream_workers.cli import app
 from shapestream_workers.costs import cost_tables, costs_of, measure_costs

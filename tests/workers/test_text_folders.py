@@ -20,7 +20,7 @@ from shapestream.settings.text_folder import TextFolder, expand
 from shapestream_engine import ModelLoadError
 from shapestream_engine.port_names import PortNames, port_names
 from shapestream_workers.check import check_configuration
-from shapestream_workers.model_trust import digests_of
+from shapestream_workers.models import digests_of
 
 
 def changed(name: str, **values: Any) -> dict[str, Any]:

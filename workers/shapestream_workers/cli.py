@@ -100,7 +100,7 @@ def serve(
     """
     _allow(any_function)
     if supervised:
-        from shapestream_workers.process import end_with_parent
+        from shapestream_engine.machine import end_with_parent
 
         end_with_parent()
     with reported():
@@ -145,13 +145,8 @@ def worker(
     It serves the models of CONFIG. It waits for the server, and connects again after that has restarted.
     """
     _allow(any_function)
-    channel = None
+    channel = _channel_to_parent(supervised)
     if supervised:
-        from shapestream_workers.process import end_with_parent
-        from shapestream_workers.worker_process import claim_stdout
-
-        end_with_parent()
-        channel = claim_stdout()
         configure("info", "auto")  # as the server's log is by default, until the YAML says how it is
         structlog.contextvars.bind_contextvars(process=name)
     with reported(in_log=supervised), _told_to_parent(channel):
@@ -235,13 +230,7 @@ def gateway(
     Clients of the Open Inference Protocol, version 2, reach the server's models. SIGTERM ends it once all requests that it
     has are answered.
     """
-    channel = None
-    if supervised:
-        from shapestream_workers.process import end_with_parent
-        from shapestream_workers.worker_process import claim_stdout
-
-        end_with_parent()
-        channel = claim_stdout()
+    channel = _channel_to_parent(supervised)
     configure("info", "auto")
     with reported(in_log=supervised), _told_to_parent(channel):
         if (certificate is None) != (certificate_key is None):
@@ -299,6 +288,21 @@ def _numbers(option: str, texts: list[str] | None) -> dict[str, int]:
         return {name: int(number) for name, number in _pairs(option, texts).items()}
     except ValueError:
         raise typer.BadParameter(f"{option} is NAME=NUMBER") from None
+
+
+def _channel_to_parent(supervised: bool) -> int | None:
+    """Let a process that a server started end with it. Return the descriptor for messages to it; None for others.
+
+    All else that is printed goes to stderr from then on.
+    """
+    if not supervised:
+        return None
+    from shapestream_engine.machine import end_with_parent
+
+    end_with_parent()
+    channel = os.dup(1)
+    os.dup2(2, 1)
+    return channel
 
 
 @contextmanager
@@ -521,7 +525,7 @@ def top(
 ) -> None:
     """Show the tables of `stats` live, until q or Ctrl-C."""
     with reported(as_json=as_json):
-        from shapestream_workers.top import show_top
+        from shapestream_workers.stats import show_top
 
         show_top(server_access(target, timeout, key, server_key), once=once, as_json=as_json)
 
@@ -629,7 +633,7 @@ def version(as_json: Json = False) -> None:
 
 def _allow(any_function: bool) -> None:
     if any_function:
-        from shapestream_workers.model_trust import allow_any_function
+        from shapestream_workers.models import allow_any_function
 
         allow_any_function()
 

@@ -16,8 +16,7 @@ import structlog
 
 from shapestream.serving.allocator import give_back_freed_memory
 from shapestream.settings import LoadedSettings, ModelSettings
-from shapestream_engine.calibration import Calibration, calibrate
-from shapestream_engine.calibration_cache import CostCache, cost_key
+from shapestream_engine.calibration import Calibration, CostCache, calibrate, cost_key
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.cost_table import CostTable, LearnedCosts
 from shapestream_engine.errors import EngineError

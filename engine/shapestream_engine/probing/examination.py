@@ -10,7 +10,7 @@ its requests are known to run alone.
 against, or not judged. The verdict follows from these counts (`evidence.py`).
 
 The proof promises no more than it tried: a model that mixes rows only at other values or sizes passes. Time is limited by
-a budget (`budget.py`), and each treatment has a share. Only the cases that `ProbeOptions.budget_s` names run beyond it.
+a budget (`model_calls.py`), and each treatment has a share. Only the cases that `ProbeOptions.budget_s` names run beyond it.
 
 `shapestream_engine.probe` runs the examination in a child process, because a model may crash or hang. The child announces
 each call with its phase. The parent attributes a crash to the last announced phase and starts another child, which skips
@@ -32,7 +32,6 @@ from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.ports import InputPort
 from shapestream_engine.probing.baseline import Baseline, find_baseline, tells
-from shapestream_engine.probing.budget import WALL, Budget
 from shapestream_engine.probing.cases import (
     Case,
     batching_cases,
@@ -47,13 +46,28 @@ from shapestream_engine.probing.cases import (
     static_cases,
     strategy_cases,
 )
-from shapestream_engine.probing.evidence import ENOUGH, LEAST_REQUESTS, Evidence, OutputEvidence
+from shapestream_engine.probing.evidence import (
+    ENOUGH,
+    LEAST_REQUESTS,
+    Evidence,
+    Finding,
+    OutputEvidence,
+    Treatment,
+    refuted,
+    unjudged,
+)
 from shapestream_engine.probing.inputs import Samples, Values, read_samples
-from shapestream_engine.probing.model_calls import Announce, DirectCalls, ModelCalls, ProbeRequest, SlotCalls
-from shapestream_engine.probing.movement import Movement
+from shapestream_engine.probing.model_calls import (
+    WALL,
+    Announce,
+    Budget,
+    DirectCalls,
+    ModelCalls,
+    ProbeRequest,
+    SlotCalls,
+)
 from shapestream_engine.probing.probe_requests import same_bits
-from shapestream_engine.probing.report import Finding, Treatment, refuted, unjudged
-from shapestream_engine.probing.tolerances import Difference, OutputTolerance, compare
+from shapestream_engine.probing.tolerances import Difference, Movement, OutputTolerance, compare
 from shapestream_engine.shapes import BATCH
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
@@ -172,7 +186,7 @@ def examine(
     why = f"the model took none of the probe's inputs: {complaint}"
     if baseline is not None:
         why = _unrepeatable(calls, baseline)
-        outcome.sizes = tuple(map(baseline.spell, baseline.sizes))
+        outcome.sizes = tuple(map(baseline.signature.spell, baseline.sizes))
         if not why:
             until = budget.spent_s() + options.budget_s / 10
             baseline.requests.has_time = lambda: budget.spent_s() < until
@@ -448,7 +462,7 @@ class _Company:
         for place, (member, got) in enumerate(zip(case.members, results, strict=True)):
             if member in case.guests:
                 continue
-            own = self.baseline.spell(member.sizes)
+            own = self.baseline.signature.spell(member.sizes)
             words = f"request {place + 1} of {len(case.members)}, of {own}: {case.words}"
             for number, result in enumerate(got):
                 self._compare(case, member, number, result, words if len(case.members) > 1 else case.words)

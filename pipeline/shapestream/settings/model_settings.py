@@ -30,9 +30,8 @@ from shapestream.settings.values import (
     wrong,
 )
 from shapestream.settings.yaml_source import Location
-from shapestream_engine.backends.registry import known_engines
+from shapestream_engine.backends.registry import ENGINES_OF_SUFFIX, engines_of_path, known_engines
 from shapestream_engine.element_types import ELEMENT_TYPES
-from shapestream_engine.engine_choice import ENGINES_OF_SUFFIX, engines_of_path
 from shapestream_engine.errors import ShapeError, SignatureError
 from shapestream_engine.output_rules import RULES, FollowingRule, List
 from shapestream_engine.ports import MAX_AT_MOST_BYTES, shapes_of

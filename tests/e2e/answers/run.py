@@ -26,7 +26,7 @@ from tests.e2e.chaos.defective_server import mark
 from tests.e2e.conftest import PATIENCE_S, PYTHONPATH, Served, Workplace, until
 
 from shapestream_engine.probe import ProbeOptions
-from shapestream_engine.probing.budget import WALL
+from shapestream_engine.probing.model_calls import WALL
 
 FILES = {"openvino": "onnx_files", "onnxruntime": "onnx_files", "torch": "torch_files"}
 """The module that writes the models of each engine."""

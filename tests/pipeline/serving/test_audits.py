@@ -26,7 +26,7 @@ from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from shapestream.serving import auditor, audits
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ModelSettings
-from shapestream_engine.calibration_cache import CostCache
+from shapestream_engine.calibration import CostCache
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model
 from shapestream_engine.probing.tolerances import TOLERANCES, OutputTolerance
