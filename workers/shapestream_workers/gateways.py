@@ -69,7 +69,7 @@ class GatewayPort(ABC):
         """Return the command line of each process, by name."""
         program = [sys.executable, "-P", "-m", "shapestream_workers", "gateway", server_address]
         settings = self._settings
-        options = ["--supervised", "--default-priority-level", str(settings.default_priority_level)]
+        options = ["--supervised", "--max-body", str(settings.max_body)]
         if settings.token_file is not None:
             options += ["--token-file", settings.token_file]
         if settings.tls is not None:
@@ -102,7 +102,6 @@ class HttpPort(GatewayPort):
     def __init__(self, settings: HttpSettings, whole: Settings) -> None:
         """Raise `ConfigurationError` where the address cannot be used."""
         super().__init__(settings, listen_at(settings.address, backlog=BACKLOG))
-        self._max_body = settings.max_body
         self._services = service_options(settings, whole)
 
     @property
@@ -111,8 +110,7 @@ class HttpPort(GatewayPort):
         return [self._socket.fileno()]
 
     def _own_options(self) -> list[str]:
-        own = ["--listener", str(self._socket.fileno()), "--max-body", str(self._max_body)]
-        return [*own, *self._services]
+        return ["--listener", str(self._socket.fileno()), *self._services]
 
 
 class GrpcPort(GatewayPort):
@@ -124,11 +122,9 @@ class GrpcPort(GatewayPort):
     def __init__(self, settings: GrpcSettings) -> None:
         """Raise `ConfigurationError` where the address cannot be used."""
         super().__init__(settings, reserve_at(settings.address))
-        self._max_message, self._max_calls = settings.max_message, settings.max_calls
 
     def _own_options(self) -> list[str]:
-        own = ["--max-message", str(self._max_message), "--max-calls", str(self._max_calls)]
-        return ["--grpc", self.address, *own]
+        return ["--grpc", self.address]
 
 
 class GatewayPorts:

@@ -143,11 +143,11 @@ def _tokenizer_options(settings: TokenizerSettings) -> dict[str, Any]:
 def _pooling(settings: PoolingSettings | None) -> Pooling | None:
     if settings is None:
         return None
-    return Pooling(mode=settings.mode, of=settings.of, mask=settings.mask, normalize=settings.normalize)
+    return Pooling(mode=settings.mode, normalize=settings.normalize)
 
 
 def _limits(shapes: ShapesSettings) -> PreparedLimits:
-    limits = PreparedLimits(max_prepared_bytes=shapes.max_prepared_bytes, warm_up=shapes.warm_up)
+    limits = PreparedLimits(warm_up=shapes.warm_up)
     return limits if shapes.max_prepared is None else replace(limits, max_prepared=shapes.max_prepared)
 
 
