@@ -48,6 +48,16 @@ def serve(workplace: Any, grpc_: str = '"127.0.0.1:0"', model: str = "double") -
     return served
 
 
+def gateway_with(workplace: Any, most_calls: int, model: str = "double") -> tuple[Any, str]:
+    """A server, and where a gateway that was started by hand has this limit of calls."""
+    served = serve(workplace, model=model)
+    gateway = workplace.start(
+        "gateway", served.address, "--grpc", "127.0.0.1:0", "--max-calls", str(most_calls)
+    )
+    (ready,) = gateway.wait_for("gateway ready")
+    return served, str(ready["address"].removeprefix("grpc://"))
+
+
 def place_of(served: Any) -> str:
     """Of its gRPC."""
     (line,) = served.events("grpc ready")
@@ -316,8 +326,7 @@ def test_probes_ask_by_the_standard_health_check(workplace: Any) -> None:
 
 def test_calls_beyond_the_limit_are_refused_and_a_connection_keeps_its_own_back(workplace: Any) -> None:
     """Of six calls on one channel three wait at their client, which is told to hold them; others' calls fail at once."""
-    served = serve(workplace, '{address: "127.0.0.1:0", max_calls: 6}', model="double_when_open")
-    place = place_of(served)
+    served, place = gateway_with(workplace, 6, model="double_when_open")
     with Caller(place) as one, Caller(place) as two, Caller(place) as three, served.client() as client:
         asked = [one.begin(request()) for _ in range(6)]
         workplace.wait_entered()
@@ -332,8 +341,8 @@ def test_calls_beyond_the_limit_are_refused_and_a_connection_keeps_its_own_back(
 
 def test_a_channel_at_its_limit_has_no_call_refused(workplace: Any) -> None:
     """Two calls of it run at a time, and 1,000 wait at their client in between."""
-    served = serve(workplace, '{address: "127.0.0.1:0", max_calls: 4}')
-    with Caller(place_of(served)) as caller:
+    _, place = gateway_with(workplace, 4)
+    with Caller(place) as caller:
         asked = [caller.begin(request()) for _ in range(1000)]
         assert [] == [error for call in asked if (error := call.exception(TIMEOUT_S)) is not None]
 

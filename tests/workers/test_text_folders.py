@@ -80,7 +80,7 @@ def test_everything_is_read_from_its_file(tmp_path: Path) -> None:
             TYPES: {"shape": "batch, seq", "pad": {"seq": 0}},
         },
         "probe": {IDS: {"integers": [0, 9]}, TYPES: {"integers": [0, 1]}},
-        "pooling": {"of": "last_hidden_state", "mode": "mean", "normalize": True},
+        "pooling": {"mode": "mean", "normalize": True},
     } == made.encoder
 
 

@@ -53,7 +53,7 @@ def service_options(settings: HttpSettings, loaded: Settings) -> list[str]:
     options: list[str] = []
     specs = {chain.name: chain.spec() for chain in loaded.chains}
     models = loaded.models_by_name
-    for name in settings.openai.embeddings if settings.openai is not None else ():
+    for name in settings.openai:
         options += ["--openai", name]
     if settings.tei is not None:
         options += ["--tei", settings.tei]

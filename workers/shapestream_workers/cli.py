@@ -180,8 +180,7 @@ def gateway(
     grpc: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Speak gRPC there, instead of HTTP.")
     ] = None,
-    max_body: Annotated[int, typer.Option(min=1, metavar="BYTES", help="HTTP: largest body.")] = 64 << 20,
-    max_message: Annotated[int, typer.Option(min=1, metavar="BYTES", help="gRPC: largest message.")] = 64
+    max_body: Annotated[int, typer.Option(min=1, metavar="BYTES", help="Largest body or message.")] = 64
     << 20,
     max_calls: Annotated[
         int, typer.Option(min=1, metavar="NUMBER", help="gRPC: calls and streams at a time.")
@@ -257,7 +256,7 @@ def gateway(
             ready_channel=channel,
         )
         if grpc is not None:
-            status = run_grpc(request, grpc, max_message=max_message, max_calls=max_calls)
+            status = run_grpc(request, grpc, max_message=max_body, max_calls=max_calls)
         else:
             from shapestream.gateway.options import text_services
 

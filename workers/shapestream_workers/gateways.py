@@ -71,19 +71,17 @@ class GatewayPort:
             raise ConfigurationError([missing])
         if isinstance(settings, HttpSettings):
             taken = listen_at(settings.address, backlog=BACKLOG)
-            options = ["--listener", str(taken.fileno()), "--max-body", str(settings.max_body)]
-            options += service_options(settings, whole)
+            options = ["--listener", str(taken.fileno()), *service_options(settings, whole)]
         else:
             taken = reserve_at(settings.address)
-            options = ["--grpc", place_of(taken), "--max-message", str(settings.max_message)]
-            options += ["--max-calls", str(settings.max_calls)]
+            options = ["--grpc", place_of(taken)]
         return cls(kind=kind, settings=settings, socket=taken, options=options)
 
     def commands(self, server_address: str) -> dict[str, list[str]]:
         """Return the command line of each process, by name."""
         program = [sys.executable, "-P", "-m", "shapestream_workers", "gateway", server_address]
         settings = self.settings
-        options = ["--supervised", "--default-priority-level", str(settings.default_priority_level)]
+        options = ["--supervised", "--max-body", str(settings.max_body)]
         if settings.token_file is not None:
             options += ["--token-file", settings.token_file]
         if settings.tls is not None:

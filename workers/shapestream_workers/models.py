@@ -140,7 +140,7 @@ def _strategy(model: ModelSettings) -> Strategy:
 
 
 def _limits(shapes: ShapesSettings) -> PreparedLimits:
-    limits = PreparedLimits(max_prepared_bytes=shapes.max_prepared_bytes, warm_up=shapes.warm_up)
+    limits = PreparedLimits(warm_up=shapes.warm_up)
     return limits if shapes.max_prepared is None else replace(limits, max_prepared=shapes.max_prepared)
 
 

@@ -142,7 +142,7 @@ def _as_read(server: ServerSettings) -> ServerSettings:
 
 
 def _changed_keys(old: ServerSettings | ModelSettings, new: ServerSettings | ModelSettings) -> list[str]:
-    return [key for key in type(new).model_fields if getattr(old, key) != getattr(new, key)]
+    return [key for key in type(new).file_keys() if getattr(old, key) != getattr(new, key)]
 
 
 class Reloads:

@@ -14,6 +14,7 @@ from itertools import count
 from pathlib import Path
 
 import trio
+from tests.e2e.changed_server import change
 from tests.e2e.chaos.model import FOLDER_VARIABLE
 from tests.entries import Entry, Execute, ResultEntry
 
@@ -25,6 +26,8 @@ EVERY = 10
 HELD_BACK_S = 1.2
 """Longer than some deadlines and the ledger's slack, shorter than anybody's patience with the server."""
 
+CONSTANTS = {"hang_grace_s": 0.5}
+"""Of each server under chaos: a worker is killed soon after its batch was cancelled."""
 DEFECTS = {
     "send-one-twice": "two_ends",
     "swap-two-rows": "wrong_answers",
@@ -94,5 +97,6 @@ def _is_urgent(batch: Execute) -> bool:
 
 if __name__ == "__main__":
     Defective(Path(os.environ[FOLDER_VARIABLE])).spread()
+    change(**CONSTANTS)
     sys.argv = ["shapestream", "serve", sys.argv[-1]]
     cli.main()
