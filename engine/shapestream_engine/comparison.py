@@ -160,7 +160,7 @@ def compare_answers(
     signature = models[0].signature
     made = complete_values(signature, values)
     runners = [Runner("comparison", {signature.name: RequestPool(model, 1)}) for model in models]
-    account = _Account()
+    account = _Differences()
     end = monotonic() + budget_s
     for number, sizes in enumerate(cycle(shapes)):
         if number >= len(shapes) and (monotonic() > end or account.values >= MOST_VALUES):
@@ -170,7 +170,7 @@ def compare_answers(
     return account.distance()
 
 
-class _Account:
+class _Differences:
     """The answers so far, compared."""
 
     def __init__(self) -> None:
