@@ -24,8 +24,8 @@ import numpy as np
 import pytest
 import structlog
 import trio
-from tests.entries import Execute, Failure, SlotHello, WorkerHello, WorkerWelcome
-from tests.pipeline.serving.chain_server import chain_served, tensors_of
+from tests.entries import Execute, Failure, ResultEntry, SlotHello, WorkerHello, WorkerWelcome
+from tests.pipeline.serving.chain_server import CHAIN, chain_served, outputs_of, played, tensors_of
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import SIGNATURE, done, model_settings, request
 from tests.pipeline.serving.harness import Running, memory_serving
@@ -442,3 +442,21 @@ async def test_no_list_makes_a_turn_long() -> None:
         async with watched(OF_LISTS):
             slots.finish(batch, [arrays])
         assert "too_large" == (await client.peer.hear(Failure)).code
+
+
+OF_STAGES = 290_000
+"""Today 217,000: a stage that begins with 2,048 requests, of which it submits 64 in a turn."""
+
+
+@virtual_time
+async def test_no_stage_makes_a_turn_long() -> None:
+    """Its requests are made in slices, and all of them run."""
+    stages = [CHAIN.stages[0], replace(CHAIN.stages[1], at_most=2048)]
+    async with chain_served(replace(CHAIN, stages=stages), max_queued_requests=10_000) as (_, client, slots):
+        client.ask(1, 3)
+        batch = await slots.next_batch()
+        rows = tensors_of(np.arange(2048, dtype=np.float32), np.ones((2048, 1), np.int64))
+        async with watched(OF_STAGES):
+            slots.finish(batch, [rows])
+        async with played(slots):
+            assert [[*map(float, range(2048))]] == outputs_of(await client.peer.hear(ResultEntry))
