@@ -113,6 +113,23 @@ def test_a_long_text_is_an_error_or_cut(tmp_path: Path) -> None:
     assert [[2, 5, 3], [2, 5, 6, 3]] == encode(cutting, ["hello", "hello world hello"])["input_ids"]
 
 
+def test_what_is_far_too_long_is_not_encoded_to_its_end(tmp_path: Path) -> None:
+    """By its characters; where texts are cut, only one whose beginning has enough tokens, or the rest might count."""
+    path = write_tokenizer(tmp_path / "tokenizer.json")
+    most = 4 * backend.TOKEN_CHARACTERS
+    words, spaces = "hello " * most, " " * (most + 1)
+    refusing = compile_model(spec_of(path, max_tokens=4))
+    with pytest.raises(
+        InvalidInput, match=f"text 1 has {len(words)} characters, and the model takes at most 4"
+    ):
+        encode(refusing, ["hello", words])
+    assert [3] == encode(refusing, ["hello" + " " * (most - 5)])["counts"]
+    cutting = compile_model(spec_of(path, max_tokens=4, truncate=True))
+    assert [[2, 5, 5, 3]] == encode(cutting, [words])["input_ids"]
+    with pytest.raises(InvalidInput, match=f"text 0 has {most + 6} characters"):
+        encode(cutting, [spaces + "hello"])
+
+
 def test_a_request_goes_on_after_an_error(tmp_path: Path) -> None:
     """One text that is too long fails its call only."""
     request = compile_model(

@@ -353,7 +353,7 @@ class TextRoutes:
         inputs = await self._steps.run(len(request.body), partial(read_tokenize, request.body))
         tokens, request_id = await calls.tokenize(inputs, request)
         nbytes = sum(numbers.nbytes for numbers in tokens)
-        return await self._steps.run(nbytes, partial(tokenize_response, tokens, request_id))
+        return await self._steps.run_slices(nbytes, tokenize_response(tokens, request_id))
 
     async def _info(self, name: str, calls: TextCalls, request: HttpRequest) -> HttpResponse:
         ports = text_ports(await signature_of(self._client, name, PAGE_S))
