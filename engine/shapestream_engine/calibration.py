@@ -9,8 +9,9 @@ in service as well. A batch of one-row requests is gathered, run and divided by 
 of a shape is kept apart: it may include preparation.
 
 A point is skipped if its expected time exceeds its share of the budget, or if the process has grown too much. A shape that
-the model refuses is recorded as a finding. A calibration promises no accuracy: traffic corrects its costs later
-(docs/scheduling.md).
+the model refuses is recorded as a finding. A calibration that was cut short, as by other programs that took the processor,
+serves until the process ends, and is not kept: the next start measures again. A calibration promises no accuracy: traffic
+corrects its costs later (docs/scheduling.md).
 
 Cost tables are kept on disk: a restart measures again only if something has changed. Each combination of model, settings,
 versions and machine has one file. `KeptFiles` describes the folder and the variable `SHAPESTREAM_COST_CACHE`. Processes that
@@ -78,6 +79,8 @@ class Calibration:
     seconds: float = 0.0
     """Duration of the calibration in seconds."""
     from_cache: bool = False
+    is_complete: bool = True
+    """False: time ran out before the coarse grid was measured. Such a table is not kept."""
 
 
 def calibrate(
@@ -110,7 +113,16 @@ def calibrate(
         finally:
             bench.close()
         table = replace(empty, points=bench.points())
-        return Calibration(table=table, findings=tuple(bench.findings), seconds=monotonic() - began)
+        seconds = monotonic() - began
+        is_complete = bench.has_measured(coarse)
+        if not is_complete:
+            bench.findings.append(
+                f"cut short: the calls of {len(table.points)} shapes were measured in {seconds:.1f} s, so the next start "
+                "measures again (other programs took the processor, or calls are slow: raise calibration_s)"
+            )
+        return Calibration(
+            table=table, findings=tuple(bench.findings), seconds=seconds, is_complete=is_complete
+        )
 
     if cache is None:
         return measured()
@@ -124,7 +136,7 @@ def calibrate(
             found = measured()
         finally:
             entry.end()
-        if found.table.points:
+        if found.table.points and found.is_complete:
             entry.write(found.table)
         return found
 
@@ -144,6 +156,10 @@ class CalibrationBench:
         self._first_s: dict[tuple[int, ...], float | None] = {}
         """Seconds of the first call of each shape; later calls are in `_times`."""
         self._refused: set[tuple[int, ...]] = set()
+        self._seen: set[tuple[int, ...]] = set()
+        """The shapes that were measured, as they were asked for."""
+        self._too_dear: set[tuple[int, ...]] = set()
+        """Those that were skipped for their time or memory."""
         self._resident = resident_bytes_of(os.getpid())
         self._reports: SimpleQueue[BatchReport] = SimpleQueue()
         pools = {model.signature.name: RequestPool(model, slots)}
@@ -176,6 +192,17 @@ class CalibrationBench:
             for sizes, times in self._times.items()
         )
 
+    def has_measured(self, shapes: Sequence[tuple[int, ...]]) -> bool:
+        """Tell whether each of these shapes was measured, was refused, or is too dear by more than one measured point.
+
+        One point alone tells nothing of the others: its time may be that of a disturbance. Failures that ended the
+        calibration would end it again.
+        """
+        if self._hangs or self._failures >= MOST_FAILURES:
+            return True
+        missing = set(shapes) - self._seen - self._refused
+        return not missing or (missing <= self._too_dear and len(self._times) > 1)
+
     def measure(self, shapes: Sequence[tuple[int, ...]], until_s: float) -> None:
         """Measure these calls once more, in order, until `until_s` seconds after the beginning."""
         for sizes in shapes:
@@ -190,12 +217,17 @@ class CalibrationBench:
                 and resident_bytes_of(os.getpid()) - self._resident > MOST_GROWTH_NBYTES
             ):
                 self.findings.append(f"calls from {sizes} up are not measured: they take much memory")
+                self._too_dear.update(shapes)
                 return
             # All slots run at once, so a round takes one call's time.
-            if expected_s > self._budget_s * CALL_SHARE or (1 + LEAST_ROUNDS) * expected_s > left_s:
+            if expected_s > self._budget_s * CALL_SHARE:
+                self._too_dear.add(sizes)
+                continue
+            if (1 + LEAST_ROUNDS) * expected_s > left_s:
                 continue
             try:
                 self._measure(sizes)
+                self._seen.add(sizes)
             except _CallFailed as failure:
                 self._failures += 1
                 self._refused.add(sizes)
