@@ -165,6 +165,7 @@ def test_every_command_is_documented() -> None:
         "reload",
         "infer",
         "models",
+        "prepare",
         "stats",
         "top",
         "tune",

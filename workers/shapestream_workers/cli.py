@@ -436,6 +436,38 @@ def models(
 
 
 @app.command()
+def prepare(
+    config: Config,
+    out: Annotated[
+        Path,
+        typer.Option("--out", metavar="FOLDER", help="The folder of the results, made if it is missing."),
+    ],
+    any_function: AnyFunction = False,
+    as_json: Json = False,
+) -> None:
+    """Prove and measure the models of CONFIG once, for images, volumes and fleets.
+
+    A server that starts with XDG_CACHE_HOME=FOLDER finds the proofs and costs there, also where the folder is read-only. Its
+    models, settings, versions and kind of processor must be the same.
+    """
+    _allow(any_function)
+    with reported(as_json=as_json):
+        from shapestream_workers.costs import prepare as prepare_models
+
+        configure("warning", "auto")
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise typer.BadParameter(f"cannot make {out}: {error.strerror}", param_hint="--out") from None
+        reports = prepare_models(load_settings(config), out)
+        lines = [line for report in reports for line in report.lines()]
+        lines.append(f"serve with XDG_CACHE_HOME={out.absolute()}")
+        print_answer(lines, [report.to_dict() for report in reports], as_json=as_json)
+    if any(not report.calibration.is_complete for report in reports):
+        raise typer.Exit(EXIT_RUNTIME)
+
+
+@app.command()
 def audit(
     connect: Connect,
     acknowledge: Annotated[
