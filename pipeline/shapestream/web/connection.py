@@ -35,13 +35,13 @@ from shapestream.web.messages import (
     Admission,
     Buffer,
     Handler,
-    HeldBytes,
     HttpError,
     HttpLimits,
     HttpRequest,
     HttpResponse,
 )
 from shapestream.web.parser import ChunkedBodyParser, HeadParser
+from shapestream.web.shares import BeyondShare, Shares
 
 log = structlog.get_logger()
 
@@ -56,6 +56,8 @@ STEP_BYTES = 64 * 1024
 CHUNKED_READ_BYTES = 16 * 1024
 """Most bytes of a chunked body that are read at once. Where a body is all line ends, each four of them take 0.6 us:
 2.5 ms in a turn of the event loop."""
+RETRY_AFTER_S = "1"
+"""Seconds after which a caller beyond its share may try again. Mostly bodies are read, and answers written, in less."""
 LAST_WORDS_S = 5.0
 """Seconds for a last answer to leave, and for the peer to close. nginx waits as long (`lingering_timeout`)."""
 
@@ -106,7 +108,7 @@ class HttpConnection:
         peer: str,
         admission: Admission,
         limits: HttpLimits,
-        held: HeldBytes,
+        held: Shares,
         stopping: Callable[[], bool],
     ) -> None:
         self._wire = wire
@@ -230,8 +232,11 @@ class HttpConnection:
         return not head.chunked and head.content_length <= len(self._rest)
 
     def _hold(self, nbytes: int) -> None:
-        """Count bytes of the body; raises `HttpError` where all connections hold too many."""
-        self._all_held.take(self._caller, nbytes)
+        """Count bytes of the request; raises `HttpError` where its caller would hold more than its share."""
+        try:
+            self._all_held.take(self._caller, nbytes)
+        except BeyondShare as error:
+            raise HttpError(429, error.message, (("Retry-After", RETRY_AFTER_S),)) from None
         self._held += nbytes
 
     def _enter(self, phase: ConnectionPhase, seconds: float) -> None:

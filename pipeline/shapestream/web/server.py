@@ -26,7 +26,8 @@ import structlog
 import trio
 
 from shapestream.web.connection import ConnectionPhase, HttpConnection, HttpStream, wire_of
-from shapestream.web.messages import Admission, Handler, HeldBytes, HttpError, HttpLimits
+from shapestream.web.messages import Admission, Handler, HttpError, HttpLimits
+from shapestream.web.shares import Shares
 
 log = structlog.get_logger()
 
@@ -55,7 +56,7 @@ class HttpServer:
         self._limits = HttpLimits() if limits is None else limits
         self._connections: dict[HttpConnection, None] = {}
         """In order of their beginning, the oldest first. The values have no meaning."""
-        self._held = HeldBytes(self._limits.max_held_bytes)
+        self._held = Shares(lambda: self._limits.max_held_bytes, "bytes")
         self._refusals = 0
         self._accepting = trio.CancelScope()
         self._stopping = False

@@ -153,7 +153,7 @@ async def test_a_caller_holds_as_much_as_it_leaves_to_others(site: Site) -> None
         peer = await site.connect()
         await peer.sent_and_read(third)
         answer = await peer.answer()
-        assert (503, "1", True) == (answer.status, answer.headers["retry-after"], answer.closes)
+        assert (429, "1", True) == (answer.status, answer.headers["retry-after"], answer.closes)
     assert 200 == (await site.ask(head_of("one", 5) + b"small")).status
     other = await site.connect()
     await other.sent_and_read(head_of("two", 1_000_000) + b"a" * 1_000_000)
