@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import psutil
 import pytest
 
 grpc = pytest.importorskip("grpc", reason="the extra [grpc] is not installed")
+from tests.e2e.conftest import until  # noqa: E402
 from tests.e2e.grpc_calls import SERVICE, TIMEOUT_S, Caller, Written, output_of, request  # noqa: E402
 from tests.e2e.grpc_frames import Frames  # noqa: E402
 
@@ -20,7 +22,7 @@ HEALTH = "/grpc.health.v1.Health/Check"
 SERVED = """\
     server:
       listen: [ipc://s.sock]
-      grpc: {address: "127.0.0.1:0", token_file: TOKENS, max_calls: CALLS}
+      grpc: {address: "127.0.0.1:0", token_file: TOKENS, max_calls: CALLS, max_message: 8 MiB}
       window_requests: WINDOW
     models:
       - name: gated
@@ -36,12 +38,19 @@ SERVED = """\
         calibration_s: 0
         inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32}}
         outputs: {y: {shape: "batch, n", element_type: f32}}
-    workers: [{count: 1, slots: 1, threads: 1, models: [gated]}, {count: 1, slots: 1, threads: 1, models: [idle]}]
+      - name: large
+        function: gated:mebibytes
+        trust: true
+        calibration_s: 0
+        inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32}}
+        outputs: {y: {shape: "batch, m", element_type: f32}}
+        batching: {max_batch: 1}
+    workers: [{count: 1, slots: 1, threads: 1, models: [gated]}, {count: 1, slots: 1, threads: 1, models: [idle, large]}]
 """
 
 
-def serve(workplace: Any, max_calls: int = 128, window_requests: int = 1024) -> str:
-    """The address of a gateway that knows the callers `shop` and `bank`."""
+def serve(workplace: Any, max_calls: int = 128, window_requests: int = 1024) -> Any:
+    """A server with a gateway that knows the callers `shop` and `bank`, by `one` and `two`."""
     tokens = workplace.folder / "tokens"
     tokens.write_text("shop one\nbank two\n")
     text = SERVED.replace("TOKENS", f'"{tokens}"').replace("CALLS", str(max_calls))
@@ -49,6 +58,11 @@ def serve(workplace: Any, max_calls: int = 128, window_requests: int = 1024) -> 
     served = workplace.serve(workplace.write(text))
     served.wait_for("gateways ready")
     served.wait_for("workers ready")
+    return served
+
+
+def place_of(served: Any) -> str:
+    """Of its gRPC."""
     (line,) = served.events("grpc ready")
     return str(line["address"])
 
@@ -70,7 +84,7 @@ def test_calls_of_strangers_that_send_headers_only_take_nothing_from_callers(
     workplace: Any, stack: ExitStack
 ) -> None:
     """As many as two connections may have, of calls that ask for no token: they end. Probes and callers are answered."""
-    place = serve(workplace)
+    place = place_of(serve(workplace))
     strangers = [stack.enter_context(Frames(place)) for _ in range(2)]
     for stranger in strangers:
         for number in range(64):
@@ -89,7 +103,7 @@ def test_calls_of_a_caller_that_send_headers_only_leave_calls_to_others(
     workplace: Any, stack: ExitStack
 ) -> None:
     """Inferences without a message over three connections: of eight calls they get four."""
-    place = serve(workplace, 8)
+    place = place_of(serve(workplace, 8))
     for _ in range(3):
         frames = stack.enter_context(Frames(place))
         for _ in range(4):
@@ -102,7 +116,7 @@ def test_calls_of_a_caller_that_send_headers_only_leave_calls_to_others(
 
 def test_a_slow_model_of_one_caller_leaves_calls_to_others(workplace: Any, stack: ExitStack) -> None:
     """Over three connections half of its calls run, and the others are refused; another caller's are all answered."""
-    place = serve(workplace, 16)
+    place = place_of(serve(workplace, 16))
     channels = [stack.enter_context(Caller(place, token="one")) for _ in range(3)]
     asked = [channel.begin(request()) for channel in channels for _ in range(8)]
     workplace.wait_entered()
@@ -124,7 +138,7 @@ def test_streams_of_one_caller_leave_requests_at_the_server_to_others(
     workplace: Any, stack: ExitStack
 ) -> None:
     """Of a window of 16 requests they have eight, and wait with the rest; another caller's requests go at once."""
-    place = serve(workplace, window_requests=16)
+    place = place_of(serve(workplace, window_requests=16))
     one = stack.enter_context(Caller(place, token="one"))
     streams = [
         one.stream(iter(Written(*[request([[number]], id=str(number)) for number in range(20)], None)))
@@ -139,3 +153,54 @@ def test_streams_of_one_caller_leave_requests_at_the_server_to_others(
         assert [[2.0 * number] for number in range(20)] == [
             output_of(found.infer_response) for found in stream
         ]
+
+
+LARGE = request([[4]], model="large")
+"""A request whose answer has 4 MiB. All answers may have 64 MiB, those of one caller 32."""
+
+
+def test_answers_that_are_not_read_are_bounded(workplace: Any, stack: ExitStack) -> None:
+    """Of 180 calls over three connections seven are held, and the others refused; another caller's is answered."""
+    served = serve(workplace)
+    place = place_of(served)
+    one, two = (stack.enter_context(Caller(place, token=token)) for token in ("one", "two"))
+    assert [0.0] == sorted(set(two.infer(LARGE)))
+    gateway = psutil.Process(served.events("gateway started")[-1]["pid"])
+    before = gateway.memory_info().rss
+    with ExitStack() as unread:
+        for held in (7, 0, 0):
+            frames = unread.enter_context(Frames(place))
+            for _ in range(60):
+                frames.begin(SERVICE + "ModelInfer", LARGE, token="one")
+            assert 60 - held == len(frames.ends(60 - held))
+        # All of them have 720 MiB. What one turn's answers took is not given back to the system.
+        assert gateway.memory_info().rss - before < 400 << 20
+        status, words = one.refusal(LARGE)
+        assert ("RESOURCE_EXHAUSTED", True) == (status, "bytes" in words), words
+        assert [2.0, 4.0] == one.infer(request(model="idle"))
+        assert [0.0] == sorted(set(two.infer(LARGE)))
+    until("room for its answers", lambda: "OK" == one.refusal(LARGE)[0])
+
+
+def test_requests_of_a_stream_that_is_not_read_wait_unread(workplace: Any, stack: ExitStack) -> None:
+    """Some ten of 100 run, as many as may have answers. Another caller is answered; all are, once they are read."""
+    place = place_of(serve(workplace))
+    one, two = (stack.enter_context(Caller(place, token=token)) for token in ("one", "two"))
+
+    def run() -> int:
+        asked = protocol.ModelStatisticsRequest(name="large")
+        (told,) = protocol.ModelStatisticsResponse.FromString(two.call("ModelStatistics", asked)).model_stats
+        return int(told.inference_count)
+
+    written = Written(LARGE)
+    stream = one.stream(iter(written))
+    assert 4 << 18 == len(output_of(next(stream).infer_response))
+    for _ in range(99):
+        written.put(LARGE)
+    written.put(None)
+    until("its first requests", lambda: run() >= 7)
+    for _ in range(20):
+        assert 4 << 18 == len(two.infer(LARGE))
+    assert run() < 60
+    words = [answer.error_message for answer in stream]
+    assert [""] * 99 == words

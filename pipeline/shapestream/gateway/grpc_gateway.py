@@ -112,7 +112,7 @@ def run_grpc_gateway(
             server_key=options.server_key,
         )
         with client:
-            calls = RunningCalls(options.limits.max_calls)
+            calls = RunningCalls(options.limits.max_calls, options.limits.max_message_bytes)
             service = InferenceService(
                 client,
                 calls,

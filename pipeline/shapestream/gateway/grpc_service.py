@@ -74,7 +74,7 @@ from shapestream.gateway.model_pages import (
     why_server_is_not_ready,
 )
 from shapestream.gateway.running_calls import MESSAGE_S, TRANSFER_S, RunningCall, RunningCalls
-from shapestream.web.shares import BeyondShare, Shares
+from shapestream.web.shares import BeyondShare, Holding, Shares
 from shapestream.web.tokens import Tokens, UnknownCaller
 
 log = structlog.get_logger()
@@ -135,7 +135,8 @@ class InferenceService:
 
         def answer(messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
             with self._calls.of(self.caller_of(context, metadata_of(context)), context, MESSAGE_S) as call:
-                return page(_asked_for(call.read(messages), kind)).SerializeToString()
+                answer = page(_asked_for(call.read(messages), kind)).SerializeToString()
+                return self._calls.sends(call, answer)
 
         return grpc.stream_unary_rpc_method_handler(_answering(answer))
 
@@ -242,7 +243,10 @@ class InferenceService:
     def _infer(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         metadata = metadata_of(context)
         with self._calls.of(self.caller_of(context, metadata), context, TRANSFER_S) as call:
-            return self._inferred(call.read(messages), call.caller, metadata, context)
+            message = call.read(messages)
+            with self._calls.holding(call, len(message)):
+                answer = self._inferred(message, call.caller, metadata, context)
+            return self._calls.sends(call, answer)
 
     def _inferred(
         self, message: bytes, caller: str, metadata: Mapping[str, str], context: grpc.ServicerContext
@@ -274,7 +278,7 @@ class InferenceService:
         try:
             # A stream may wait for its first message: Triton's clients open one before they have a request.
             with self._calls.of(self.caller_of(context, metadata_of(context)), context, math.inf) as call:
-                yield from self.streams.answers(call, messages, context)
+                yield from self.streams.answers(call, messages, self._calls)
         except (RequestError, UnknownCaller) as error:
             refuse(context, error)
         except Exception:  # as in `_answering`
@@ -321,6 +325,8 @@ class _Asked:
     """Facts of a request that its answer needs."""
 
     began: float
+    held_bytes: int
+    """Bytes of its message, and of the answer that is expected; after that, of its answer."""
     id: str = ""
     model_name: str = ""
     outputs: Any = ()
@@ -335,11 +341,9 @@ class OpenStreams:
         self._changing = threading.Lock()
         self._ending = False
 
-    def answers(
-        self, call: RunningCall, messages: Iterator[bytes], context: grpc.ServicerContext
-    ) -> Iterator[bytes]:
+    def answers(self, call: RunningCall, messages: Iterator[bytes], calls: RunningCalls) -> Iterator[bytes]:
         """Yield the answers to the messages of one call. Raises `Unavailable` where the gateway ends before them."""
-        stream = _OpenStream(self._service, call, messages, context)
+        stream = _OpenStream(self._service, call, messages, calls)
         with self._changing:
             self._open.add(stream)
             if self._ending:
@@ -366,20 +370,23 @@ class _OpenStream:
         service: InferenceService,
         call: RunningCall,
         messages: Iterator[bytes],
-        context: grpc.ServicerContext,
+        calls: RunningCalls,
     ) -> None:
         self._service = service
+        self._calls = calls
+        self._call = call
         self._messages = messages
-        self._context = context
-        self._metadata = metadata_of(context)
+        self._context = call.context
+        self._metadata = metadata_of(call.context)
         self._read = 0
         self._answered = 0
         self._ending = False
-        self._caller = call.caller
-        self._changing = threading.Lock()
-        self._over = False
-        self._in_flight = 0
-        """Requests that count in the caller's share: read, and not answered. The producer's thread adds to them."""
+        self._requests = Holding(service.in_flight, call.caller)
+        self._bytes = Holding(calls.held_bytes, call.caller)
+        self._largest_answer = calls.held_bytes_of_one // MAX_IN_FLIGHT
+        """Bytes; at first a guess. As many are counted for each request, so that its sender waits before answers are
+        dropped."""
+        self._has_answered = False
         options = StreamOptions(
             max_in_flight=MAX_IN_FLIGHT,
             ordered=True,
@@ -388,7 +395,9 @@ class _OpenStream:
             priority=0,
             caller=call.caller,
         )
-        self._stream: Stream[Result | Failed] = Stream(service.client, None, self._items(), options)
+        self._stream: Stream[Result | Failed] = Stream(
+            service.client, None, self._items(), options, keeps=self._keep
+        )
 
     def answers(self) -> Iterator[bytes]:
         try:
@@ -397,14 +406,18 @@ class _OpenStream:
                     return
                 self._close_if_ended()
                 for item in self._stream:
-                    yield self._answer(item)
-                    self._give_back(1)
+                    answer = self._answer(item)
+                    self._calls.begin_to_send(self._call)
+                    yield answer
+                    self._call.has_sent()
+                    self._requests.change(1, 0)
+                    self._bytes.change(item.key.held_bytes, 0)
                     self._answered += 1
                     self._close_if_ended()
         finally:
-            with self._changing:
-                self._over = True
-            self._give_back(self._in_flight)
+            self._call.has_sent()
+            self._requests.close()
+            self._bytes.close()
         if self._ending and self._context.is_active():
             raise Unavailable("the gateway ends, and takes nothing new")
 
@@ -422,24 +435,19 @@ class _OpenStream:
     def _items(self) -> Iterator[OwnItem]:
         while (message := self._next()) is not None:
             self._read += 1
-            if not self._takes_one():
+            held_bytes = len(message) + self._largest_answer
+            # Its sender waits, too: nothing more is read.
+            if not (self._take(self._requests, 1) and self._take(self._bytes, held_bytes)):
                 return
-            asked = _Asked(time.monotonic())
+            asked = _Asked(time.monotonic(), held_bytes)
             try:
                 yield self._item(message, asked)
             except RequestError as error:
                 yield OwnItem(key=asked, error=error)
 
-    def _takes_one(self) -> bool:
-        """Wait until the caller's share has room for one more request; its sender waits, too. False: the call is over."""
-        if not self._service.in_flight.take_in_turn(self._caller, lambda: not self._context.is_active()):
-            return False
-        with self._changing:
-            if not self._over:
-                self._in_flight += 1
-                return True
-        self._service.in_flight.give_back(self._caller)
-        return False
+    def _take(self, holding: Holding, amount: int) -> bool:
+        """Wait until the caller's share has room for more. False: the call is over."""
+        return holding.take_in_turn(amount, lambda: not self._context.is_active())
 
     def _next(self) -> bytes | None:
         """Return the next message, or None at the end of the call."""
@@ -466,14 +474,17 @@ class _OpenStream:
             trace=self._metadata,
         )
 
-    # ------------------------------------------------------------ the thread of the call
+    # ------------------------------------------------------------ the client's thread
 
-    def _give_back(self, number: int) -> None:
-        """Count so many requests no more."""
-        with self._changing:
-            self._in_flight -= number
-        if number:
-            self._service.in_flight.give_back(self._caller, number)
+    def _keep(self, asked: _Asked, nbytes: int) -> None:
+        """Count an answer instead of its message. Raises `BeyondShare` where it cannot be kept until it is read."""
+        largest = max(self._largest_answer, nbytes) if self._has_answered else nbytes
+        self._largest_answer = min(largest, self._calls.max_message_bytes)
+        self._has_answered = True
+        self._bytes.change(asked.held_bytes, nbytes)
+        asked.held_bytes = nbytes
+
+    # ------------------------------------------------------------ the thread of the call
 
     def _answer(self, item: Result | Failed) -> bytes:
         asked: _Asked = item.key

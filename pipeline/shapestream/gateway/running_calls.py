@@ -14,8 +14,12 @@ Calls that ask for no token have no caller. They are counted apart, `OPEN_CALLS`
 its message gives way to a new one. The message of an honest one comes with its headers, so a probe is answered whatever
 strangers do. Those that ask the server too, which takes up to a second, are counted by address.
 
-gRPC does not tell how much of a message has come, nor how much of an answer has left. So a call has a time for each, and
-`end_overdue` looks for those whose time is over.
+A message counts in its caller's share of bytes while its call runs, and an answer until gRPC has handed all of it to the
+system: an answer whose peer does not read waits in gRPC's memory, without a thread. Beyond the share it is dropped, and the
+call refused. What has come of a message that has not ended is not counted: gRPC does not tell.
+
+Nor does it tell how much of an answer has left. So a call has a time for each, and `end_overdue` looks for those whose time
+is over.
 """
 
 from __future__ import annotations
@@ -41,6 +45,8 @@ MESSAGE_S = 2.0
 TRANSFER_S = 60.0
 """Seconds from the headers to the end of the first message with tensors, and for an answer to leave. 64 MiB at 10 Mbit/s
 take 54 s. nginx waits as long for a peer (`send_timeout`)."""
+MOST_MESSAGES = 8
+"""Messages and answers of all calls have at most the bytes of so many of the largest messages, as bodies over HTTP."""
 LOOK_S = 0.25
 """Seconds between two looks for calls whose time is over."""
 
@@ -59,10 +65,10 @@ class CallPhase(Enum):
 class RunningCall:
     """One call, from its headers on."""
 
-    __slots__ = ("_context", "_due", "caller", "phase")
+    __slots__ = ("_due", "caller", "context", "phase")
 
     def __init__(self, context: grpc.ServicerContext, caller: str, due: float) -> None:
-        self._context = context
+        self.context = context
         self.caller = caller
         self.phase = CallPhase.WAITING
         self._due = due
@@ -75,25 +81,41 @@ class RunningCall:
             raise InvalidRequest("the call has no message")
         return message
 
+    def begin_to_send(self, due: float) -> None:
+        """Note that an answer leaves, and until when it must have left."""
+        self._due = due
+        self.phase = CallPhase.SENDING
+
+    def has_sent(self) -> None:
+        """Note that an answer of a stream has left."""
+        self.phase = CallPhase.RUNNING
+
     def is_overdue(self, now: float) -> bool:
         """Tell whether the time of its phase is over, on the clock of `RunningCalls`."""
         return self.phase is not CallPhase.RUNNING and self._due <= now
 
     def cancel(self) -> None:
         """End it by CANCELLED. The thread that waits for its messages goes on, and its bytes are freed."""
-        self._context.cancel()
+        self.context.cancel()
 
 
 class RunningCalls:
     """All calls of one gateway."""
 
-    def __init__(self, max_calls: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, max_calls: int, max_message_bytes: int, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._clock = clock
+        self.max_message_bytes = max_message_bytes
+        self.held_bytes_of_one = MOST_MESSAGES * max_message_bytes // 2
+        """Bytes that a caller may hold while there is no other."""
+        self.held_bytes = Shares(lambda: MOST_MESSAGES * max_message_bytes, "bytes")
+        """Bytes of messages that were read, and of answers that have not left."""
         self._by_caller = Shares(lambda: max_calls, "calls")
         self._by_address = Shares(lambda: OPEN_CALLS, "calls without a token")
         self._changing = threading.Lock()
         self._calls: dict[RunningCall, None] = {}
-        """In order of their beginning. The values have no meaning."""
+        """Those whose handler runs, or whose answer leaves. The values have no meaning."""
         self._waiting_open: dict[RunningCall, None] = {}
         """Calls without a caller that wait for their message, the oldest first."""
 
@@ -111,7 +133,35 @@ class RunningCalls:
             try:
                 yield call
             finally:
-                del self._calls[call]
+                if call.phase is not CallPhase.SENDING:
+                    del self._calls[call]
+
+    @contextmanager
+    def holding(self, call: RunningCall, nbytes: int) -> Iterator[None]:
+        """Count bytes of a call's message during the block. Raises `BeyondShare`."""
+        self.held_bytes.take(call.caller, nbytes)
+        try:
+            yield
+        finally:
+            self.held_bytes.give_back(call.caller, nbytes)
+
+    def sends(self, call: RunningCall, answer: bytes) -> bytes:
+        """Count the only answer of a call, from now until it has left. Return it. Raises `BeyondShare`."""
+        nbytes = len(answer)
+        self.held_bytes.take(call.caller, nbytes)
+        self.begin_to_send(call)
+
+        def left() -> None:
+            del self._calls[call]
+            self.held_bytes.give_back(call.caller, nbytes)
+
+        if not call.context.add_callback(left):
+            left()  # the call is over already
+        return answer
+
+    def begin_to_send(self, call: RunningCall) -> None:
+        """Give an answer `TRANSFER_S` seconds to leave."""
+        call.begin_to_send(self._clock() + TRANSFER_S)
 
     def read_open(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Return the message of a call without a caller, and let the oldest that waits for its own give way to it."""
@@ -131,6 +181,11 @@ class RunningCalls:
             del self._calls[call]
             with self._changing:
                 self._waiting_open.pop(call, None)
+
+    @property
+    def open_calls(self) -> int:
+        """Calls without a caller that wait for their message."""
+        return len(self._waiting_open)
 
     @contextmanager
     def asks_the_server(self, address: str) -> Iterator[None]:

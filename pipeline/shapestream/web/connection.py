@@ -218,10 +218,12 @@ class HttpConnection:
             self._enter(ConnectionPhase.HANDLING, math.inf)
             body = await decoded(body, head.headers, self._limits.max_body_bytes)
             if self._held < len(body) > READ_BYTES:
-                self._hold(len(body) - self._held)
+                self._hold(len(body))
             if self._hung_up:
                 raise _Closed
-            return await self._answer(handler, replace(request, body=body, peer=self._caller), head)
+            answer = self._answer(handler, replace(request, body=body, peer=self._caller), head)
+            del body  # the answer is counted in its place
+            return await answer
         finally:
             if self._held:
                 self._all_held.give_back(self._caller, self._held)
@@ -232,12 +234,15 @@ class HttpConnection:
         return not head.chunked and head.content_length <= len(self._rest)
 
     def _hold(self, nbytes: int) -> None:
-        """Count bytes of the request; raises `HttpError` where its caller would hold more than its share."""
+        """Count so many bytes of the request, or of its answer, instead of those before.
+
+        Raises `HttpError` where its caller would hold more than its share.
+        """
         try:
-            self._all_held.take(self._caller, nbytes)
+            self._all_held.change(self._caller, self._held, nbytes)
         except BeyondShare as error:
             raise HttpError(429, error.message, (("Retry-After", RETRY_AFTER_S),)) from None
-        self._held += nbytes
+        self._held = nbytes
 
     def _enter(self, phase: ConnectionPhase, seconds: float) -> None:
         self.phase = phase
@@ -294,7 +299,7 @@ class HttpConnection:
             count = await self._wire.read_into(body[received:])
             if not count:
                 raise _Closed
-            self._hold(count)
+            self._hold(self._held + count)
             received += count
             if received >= due:
                 self._enter(ConnectionPhase.BODY, self._limits.body_s)
@@ -307,7 +312,7 @@ class HttpConnection:
         due = len(parser.body) + STEP_BYTES
         while rest is None:
             rest = parser.feed(await self._more(CHUNKED_READ_BYTES))
-            self._hold(len(parser.body) - self._held)
+            self._hold(len(parser.body))
             if len(parser.body) >= due:
                 self._enter(ConnectionPhase.BODY, self._limits.body_s)
                 due = len(parser.body) + STEP_BYTES
@@ -318,12 +323,20 @@ class HttpConnection:
 
     async def _answer(self, handler: Handler, request: HttpRequest, head: HeadParser) -> bool:
         """Have a request handled, and write the answer. Tell whether the connection goes on."""
+        method, path = request.method, request.path
         try:
             response = await _response(handler, request)
+            del request
             goes_on = head.keep_alive and not self._stopping() and response.stream is None
             buffers = await answer_bytes(response, head, closes=not goes_on)
+            nbytes = sum(map(len, buffers))
+            self._hold(nbytes if nbytes > READ_BYTES else 0)
+        except HttpError as error:  # the peer, or its caller's other ones, do not read
+            goes_on = head.keep_alive and not self._stopping()
+            response = error_answer(error)
+            buffers = await answer_bytes(response, head, closes=not goes_on)
         except Exception:  # a defect of a handler costs its request
-            log.exception("HTTP request failed", method=request.method, path=request.path, peer=self._peer)
+            log.exception("HTTP request failed", method=method, path=path, peer=self._peer)
             goes_on = head.keep_alive and not self._stopping()
             internal = error_answer(HttpError(500, "internal error"))
             response, buffers = internal, await answer_bytes(internal, head, closes=not goes_on)

@@ -42,15 +42,17 @@ class Shares:
         with self._changed:
             self._take(caller, amount)
 
-    def take_in_turn(self, caller: str, gives_up: Callable[[], bool], look_s: float = 0.1) -> bool:
-        """Block this thread until the caller's share has room for one more, and count it.
+    def take_in_turn(
+        self, caller: str, amount: int, gives_up: Callable[[], bool], look_s: float = 0.1
+    ) -> bool:
+        """Block this thread until the caller's share has room for more, and count it.
 
         Return False, and count nothing, where it `gives_up`, which is asked each `look_s` seconds.
         """
         with self._changed:
             while not gives_up():
                 try:
-                    self._take(caller, 1)
+                    self._take(caller, amount)
                 except BeyondShare:
                     self._changed.wait(look_s)
                 else:
@@ -67,6 +69,13 @@ class Shares:
             else:
                 del self._by_caller[caller]
             self._changed.notify_all()
+
+    def change(self, caller: str, before: int, after: int) -> None:
+        """Count `after` instead of `before` for a caller. Raises `BeyondShare`, and changes nothing."""
+        if after > before:
+            self.take(caller, after - before)
+        elif after < before:
+            self.give_back(caller, before - after)
 
     @contextmanager
     def one(self, caller: str) -> Iterator[None]:
@@ -88,3 +97,41 @@ class Shares:
             )
         self._by_caller[caller] = own
         self.held += amount
+
+
+class Holding:
+    """What one piece of work holds in its caller's share, from any thread, until it is closed."""
+
+    __slots__ = ("_caller", "_changing", "_held", "_is_closed", "_shares")
+
+    def __init__(self, shares: Shares, caller: str) -> None:
+        self._shares = shares
+        self._caller = caller
+        self._changing = threading.Lock()
+        self._held = 0
+        self._is_closed = False
+
+    def take_in_turn(self, amount: int, gives_up: Callable[[], bool]) -> bool:
+        """Wait for room as `Shares.take_in_turn` does. Return False, too, where it was closed meanwhile."""
+        if not self._shares.take_in_turn(self._caller, amount, gives_up):
+            return False
+        with self._changing:
+            if not self._is_closed:
+                self._held += amount
+                return True
+        self._shares.give_back(self._caller, amount)
+        return False
+
+    def change(self, before: int, after: int) -> None:
+        """Hold `after` instead of `before`. Raises `BeyondShare`, and changes nothing. After `close` it does nothing."""
+        with self._changing:
+            if not self._is_closed:
+                self._shares.change(self._caller, before, after)
+                self._held += after - before
+
+    def close(self) -> None:
+        """Give back all that is held."""
+        with self._changing:
+            self._is_closed = True
+            self._shares.change(self._caller, self._held, 0)
+            self._held = 0

@@ -168,6 +168,36 @@ async def test_a_caller_holds_as_much_as_it_leaves_to_others(site: Site) -> None
     assert 1_000_000 == len((await site.ask(head_of("one", 1_000_000) + b"a" * 1_000_000)).body)
 
 
+async def eight_mebibytes(request: HttpRequest) -> HttpResponse:
+    """An answer that no socket takes at once; a small one to a request with a body."""
+    return HttpResponse(body=(request.body or bytes(8 * MIB),))
+
+
+@served(eight_mebibytes, caller_of=by_header, max_body_bytes=8 * MIB, most_bodies=8)
+async def test_answers_that_are_not_read_count_in_their_callers_share(site: Site) -> None:
+    """Of 64 MiB a caller holds three answers of 8 MiB and their heads; one more is refused. Another caller's is sent.
+
+    One that is read makes room.
+    """
+    get = GET[:-2] + b"X-Caller: one\r\n\r\n"
+    unread = [await site.connect() for _ in range(3)]
+    for number, peer in enumerate(unread, 1):
+        await peer.send(get)
+        while site.server.held_bytes < number * 8 * MIB:
+            await trio.lowlevel.checkpoint()
+    refused = await site.connect()
+    answer = await refused.ask(get)
+    assert (429, "1", False) == (answer.status, answer.headers["retry-after"], answer.closes)
+    assert b"small" == (await refused.ask(head_of("one", 5) + b"small")).body
+    assert 8 * MIB == len((await site.ask(GET)).body)
+    assert 8 * MIB == len((await unread[0].answer()).body)
+    assert 8 * MIB == len((await refused.ask(get)).body)
+    for peer in unread[1:]:
+        await peer.stream.aclose()
+    while site.server.held_bytes:
+        await trio.lowlevel.checkpoint()
+
+
 @served(caller_of=by_header)
 async def test_nothing_is_read_of_a_caller_that_is_refused(site: Site) -> None:
     """Whose body is still to come: the connection ends. Without a body, or where it has come, the next request may."""

@@ -77,10 +77,10 @@ def test_a_thread_waits_for_its_turn_or_gives_up() -> None:
     """It goes on as soon as the caller has given one back."""
     shares = Shares(lambda: 2, "things")
     shares.take("one")
-    assert not shares.take_in_turn("one", iter([False, True]).__next__, look_s=0)
+    assert not shares.take_in_turn("one", 1, iter([False, True]).__next__, look_s=0)
     found: list[bool] = []
     thread = threading.Thread(
-        target=lambda: found.append(shares.take_in_turn("one", lambda: False, look_s=100))
+        target=lambda: found.append(shares.take_in_turn("one", 1, lambda: False, look_s=100))
     )
     thread.start()
     shares.give_back("one")
