@@ -19,8 +19,8 @@ from __future__ import annotations
 import math
 import os
 import socket
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from enum import Enum, auto
 from functools import partial
@@ -99,7 +99,7 @@ class HttpConnection:
             "_peer",
             "_rest",
         ),
-        *("_scope", "_stopping", "_unanswered", "_wire", "phase"),
+        *("_scope", "_stopping", "_unanswered", "_unfinished", "_wire", "phase"),
     )
 
     def __init__(
@@ -109,10 +109,12 @@ class HttpConnection:
         admission: Admission,
         limits: HttpLimits,
         held: Shares,
+        unfinished: Shares,
         stopping: Callable[[], bool],
     ) -> None:
         self._wire = wire
         self._all_held = held
+        self._unfinished = unfinished
         self._held = 0
         """Bytes of `held` that are this connection's."""
         self._peer = peer
@@ -238,10 +240,8 @@ class HttpConnection:
 
         Raises `HttpError` where its caller would hold more than its share.
         """
-        try:
+        with _told():
             self._all_held.change(self._caller, self._held, nbytes)
-        except BeyondShare as error:
-            raise HttpError(429, error.message, (("Retry-After", RETRY_AFTER_S),)) from None
         self._held = nbytes
 
     def _enter(self, phase: ConnectionPhase, seconds: float) -> None:
@@ -282,10 +282,11 @@ class HttpConnection:
         if self._has_come(head):
             self._rest = rest[length:]
             return rest[:length]
-        if head.expects_continue and not rest:
-            await self._write([CONTINUE])
-        self._enter(ConnectionPhase.BODY, self._limits.body_s)
-        return await self._chunked_body() if head.chunked else await self._long_body(length)
+        with _told(), self._unfinished.one(self._caller):
+            if head.expects_continue and not rest:
+                await self._write([CONTINUE])
+            self._enter(ConnectionPhase.BODY, self._limits.body_s)
+            return await self._chunked_body() if head.chunked else await self._long_body(length)
 
     async def _long_body(self, length: int) -> Buffer:
         # NumPy does not clear the array. So the system gives memory for the bytes that arrive, and not for those that a
@@ -366,6 +367,15 @@ class HttpConnection:
         with trio.move_on_after(LAST_WORDS_S):
             await self._write(await answer_bytes(error_answer(error), None, closes=True))
             await drain(self._wire.socket)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Turn a share that is full into the answer that its caller gets."""
+    try:
+        yield
+    except BeyondShare as error:
+        raise HttpError(429, error.message, (("Retry-After", RETRY_AFTER_S),)) from None
 
 
 async def _response(handler: Handler, request: HttpRequest) -> HttpResponse:

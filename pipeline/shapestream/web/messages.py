@@ -72,7 +72,7 @@ class HttpLimits:
 
     max_connections: int = 4096
     """Connections at once. One more ends the oldest idle connection; where none is idle, the oldest whose head has not come
-    yet, or the oldest stream; else the new one gets 503."""
+    yet, or the oldest stream; else the new one gets 503. A caller may wait for the bodies of as many as it leaves free."""
     most_refusals: int = 64
     """Connections beyond the limit that get 503 at once. More are closed without an answer."""
     max_head_bytes: int = 64 * 1024

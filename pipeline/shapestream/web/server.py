@@ -57,6 +57,8 @@ class HttpServer:
         self._connections: dict[HttpConnection, None] = {}
         """In order of their beginning, the oldest first. The values have no meaning."""
         self._held = Shares(lambda: self._limits.max_held_bytes, "bytes")
+        self._unfinished = Shares(lambda: self._limits.max_connections, "unfinished bodies")
+        """The connections that wait for a body: they make no room for new ones."""
         self._refusals = 0
         self._accepting = trio.CancelScope()
         self._stopping = False
@@ -129,7 +131,7 @@ class HttpServer:
         except OSError:
             return  # it is gone already
         connection = HttpConnection(
-            wire, peer, self._admission, self._limits, self._held, lambda: self._stopping
+            wire, peer, self._admission, self._limits, self._held, self._unfinished, lambda: self._stopping
         )
         if not self._has_room():
             await self._refuse(connection)

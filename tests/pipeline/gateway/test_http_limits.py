@@ -168,6 +168,21 @@ async def test_a_caller_holds_as_much_as_it_leaves_to_others(site: Site) -> None
     assert 1_000_000 == len((await site.ask(head_of("one", 1_000_000) + b"a" * 1_000_000)).body)
 
 
+@served(caller_of=by_header, max_connections=4)
+async def test_unfinished_bodies_of_one_caller_leave_connections_to_others(site: Site) -> None:
+    """Of four connections two; with the third the caller is refused, and it ends. Bodies that come with their head do not
+    count."""
+    for head in (head_of("one", 1_000_000), head_of("one")):
+        await (await site.connect()).sent_and_read(head)
+    refused = await site.ask(head_of("one", 10))
+    assert (429, "1", True) == (refused.status, refused.headers["retry-after"], refused.closes)
+    assert b"small" == (await site.ask(head_of("one", 5) + b"small")).body
+    other = await site.connect()
+    await other.sent_and_read(head_of("two", 10) + b"01234")
+    await other.send(b"56789")
+    assert b"0123456789" == (await other.answer()).body
+
+
 async def eight_mebibytes(request: HttpRequest) -> HttpResponse:
     """An answer that no socket takes at once; a small one to a request with a body."""
     return HttpResponse(body=(request.body or bytes(8 * MIB),))

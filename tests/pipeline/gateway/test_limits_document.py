@@ -19,6 +19,7 @@ HTTP, GRPC = HttpLimits(), GrpcLimits()
 DOCUMENTS = Path(__file__).parents[3] / "docs"
 EXPECTED = {
     "HTTP: connections": [HTTP.max_connections],
+    "HTTP: connections that wait for the rest of a body": [HTTP.max_connections],
     "HTTP: seconds of a head, of the next 64 KiB of a body, of an answer that is not read": [
         HTTP.head_s,
         HTTP.body_s,
