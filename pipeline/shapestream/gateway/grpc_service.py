@@ -383,9 +383,9 @@ class _OpenStream:
         self._ending = False
         self._requests = Holding(service.in_flight, call.caller)
         self._bytes = Holding(calls.held_bytes, call.caller)
-        self._largest_answer = calls.held_bytes_of_one // MAX_IN_FLIGHT
-        """Bytes; at first a guess. As many are counted for each request, so that its sender waits before answers are
-        dropped."""
+        self._largest_answer = calls.held_bytes_of_one // MAX_IN_FLIGHT // 2
+        """Bytes; at first a guess, which leaves as many to each message. As many are counted for each request, so that its
+        sender waits before answers are dropped."""
         self._has_answered = False
         options = StreamOptions(
             max_in_flight=MAX_IN_FLIGHT,

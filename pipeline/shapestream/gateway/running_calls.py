@@ -33,7 +33,7 @@ from enum import Enum, auto
 import grpc
 
 from shapestream.errors import InvalidRequest
-from shapestream.web.shares import Shares
+from shapestream.web.shares import One, Shares
 
 OPEN_CALLS = 16
 """Calls without a caller that wait for their message at once, and as many that ask the server. Probes come one by one; so
@@ -187,11 +187,9 @@ class RunningCalls:
         """Calls without a caller that wait for their message."""
         return len(self._waiting_open)
 
-    @contextmanager
-    def asks_the_server(self, address: str) -> Iterator[None]:
-        """Count a call without a caller, which asks the server during the block. Raises `BeyondShare`."""
-        with self._by_address.one(address):
-            yield
+    def asks_the_server(self, address: str) -> One:
+        """Count a call without a caller, which asks the server during a block. Raises `BeyondShare` at its beginning."""
+        return self._by_address.one(address)
 
     def end_overdue(self) -> None:
         """Cancel the calls whose time is over."""

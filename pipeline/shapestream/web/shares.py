@@ -13,8 +13,7 @@ What is beyond a share is refused at once. To let it wait would let slow callers
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from shapestream.errors import Overloaded
 
@@ -26,7 +25,7 @@ class BeyondShare(Overloaded):
 class Shares:
     """What callers hold of one whole, in any number of threads."""
 
-    __slots__ = ("_by_caller", "_changed", "_most", "_what", "held")
+    __slots__ = ("_by_caller", "_changing", "_given_back", "_most", "_waiting", "_what", "held")
 
     def __init__(self, most: Callable[[], int], what: str) -> None:
         """`most` returns the whole; `what` names it in errors, such as "bytes"."""
@@ -34,12 +33,15 @@ class Shares:
         self._what = what
         self._by_caller: dict[str, int] = {}
         """Only callers that hold some."""
-        self._changed = threading.Condition()
+        self._changing = threading.Lock()
+        self._given_back = threading.Condition(self._changing)
+        self._waiting = 0
+        """Threads that wait for their turn."""
         self.held = 0
 
     def take(self, caller: str, amount: int = 1) -> None:
         """Count more for a caller. Raises `BeyondShare`, and counts nothing, where that would pass its share."""
-        with self._changed:
+        with self._changing:
             self._take(caller, amount)
 
     def take_in_turn(
@@ -49,26 +51,31 @@ class Shares:
 
         Return False, and count nothing, where it `gives_up`, which is asked each `look_s` seconds.
         """
-        with self._changed:
-            while not gives_up():
-                try:
-                    self._take(caller, amount)
-                except BeyondShare:
-                    self._changed.wait(look_s)
-                else:
-                    return True
+        with self._changing:
+            self._waiting += 1
+            try:
+                while not gives_up():
+                    try:
+                        self._take(caller, amount)
+                    except BeyondShare:
+                        self._given_back.wait(look_s)
+                    else:
+                        return True
+            finally:
+                self._waiting -= 1
         return False
 
     def give_back(self, caller: str, amount: int = 1) -> None:
         """Count so much of a caller no more."""
-        with self._changed:
+        with self._changing:
             self.held -= amount
             left = self._by_caller[caller] - amount
             if left:
                 self._by_caller[caller] = left
             else:
                 del self._by_caller[caller]
-            self._changed.notify_all()
+            if self._waiting:
+                self._given_back.notify_all()
 
     def change(self, caller: str, before: int, after: int) -> None:
         """Count `after` instead of `before` for a caller. Raises `BeyondShare`, and changes nothing."""
@@ -77,14 +84,9 @@ class Shares:
         elif after < before:
             self.give_back(caller, before - after)
 
-    @contextmanager
-    def one(self, caller: str) -> Iterator[None]:
-        """Hold one for a caller during the block. Raises `BeyondShare`."""
-        self.take(caller)
-        try:
-            yield
-        finally:
-            self.give_back(caller)
+    def one(self, caller: str) -> One:
+        """Hold one for a caller during a block. Raises `BeyondShare` at its beginning."""
+        return One(self, caller)
 
     def _take(self, caller: str, amount: int) -> None:
         most = self._most()
@@ -97,6 +99,22 @@ class Shares:
             )
         self._by_caller[caller] = own
         self.held += amount
+
+
+class One:
+    """One that a caller holds during a block. A generator would take twice the time of the rest."""
+
+    __slots__ = ("_caller", "_shares")
+
+    def __init__(self, shares: Shares, caller: str) -> None:
+        self._shares = shares
+        self._caller = caller
+
+    def __enter__(self) -> None:
+        self._shares.take(self._caller)
+
+    def __exit__(self, *_: object) -> None:
+        self._shares.give_back(self._caller)
 
 
 class Holding:
