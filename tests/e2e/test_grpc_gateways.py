@@ -314,7 +314,7 @@ def test_probes_ask_by_the_standard_health_check(workplace: Any) -> None:
         assert ["NOT_SERVING", "NOT_SERVING", "SERVING"] == [status(service) for service in services]
 
 
-def test_calls_beyond_a_callers_share_are_refused_and_a_connection_keeps_its_own_back(workplace: Any) -> None:
+def test_calls_beyond_a_callers_quota_are_refused_and_a_connection_keeps_its_own_back(workplace: Any) -> None:
     """Of six calls on one channel three wait at their client, which is told to hold them; on another one a call fails."""
     served = serve(workplace, '{address: "127.0.0.1:0", max_calls: 6}', model="double_when_open")
     place = place_of(served)

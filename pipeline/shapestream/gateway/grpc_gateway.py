@@ -25,9 +25,9 @@ import structlog
 
 from shapestream.client import blocking_client
 from shapestream.errors import ConfigurationError
+from shapestream.gateway.grpc_calls import RunningCalls
 from shapestream.gateway.grpc_service import InferenceService
 from shapestream.gateway.options import ForwardingOptions
-from shapestream.gateway.running_calls import RunningCalls
 
 log = structlog.get_logger()
 

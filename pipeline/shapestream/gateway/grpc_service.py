@@ -51,6 +51,7 @@ from shapestream.gateway.errors import (
     UnknownService,
     Unsupported,
 )
+from shapestream.gateway.grpc_calls import MESSAGE_S, TRANSFER_S, RunningCall, RunningCalls
 from shapestream.gateway.grpc_messages import (
     InferMessage,
     infer_response,
@@ -73,8 +74,7 @@ from shapestream.gateway.model_pages import (
     why_not_ready,
     why_server_is_not_ready,
 )
-from shapestream.gateway.running_calls import MESSAGE_S, TRANSFER_S, RunningCall, RunningCalls
-from shapestream.web.shares import BeyondShare, Holding, Shares
+from shapestream.web.quotas import BeyondQuota, Holding, Quotas
 from shapestream.web.tokens import Tokens, UnknownCaller
 
 log = structlog.get_logger()
@@ -102,7 +102,7 @@ class InferenceService:
         """Without `tokens`, callers are told apart by their addresses."""
         self.client = client
         self._calls = calls
-        self.in_flight = Shares(lambda: client.window_requests, "requests in flight")
+        self.in_flight = Quotas(lambda: client.window_requests, "requests in flight")
         """All callers' requests at the server. Beyond the client's window they would wait in one queue, whoever asks."""
         self._tokens = tokens
         self._default_priority_level = default_priority_level
@@ -446,7 +446,7 @@ class _OpenStream:
                 yield OwnItem(key=asked, error=error)
 
     def _take(self, holding: Holding, amount: int) -> bool:
-        """Wait until the caller's share has room for more. False: the call is over."""
+        """Wait until the caller's quota has room for more. False: the call is over."""
         return holding.take_in_turn(amount, lambda: not self._context.is_active())
 
     def _next(self) -> bytes | None:
@@ -477,7 +477,7 @@ class _OpenStream:
     # ------------------------------------------------------------ the client's thread
 
     def _keep(self, asked: _Asked, nbytes: int) -> None:
-        """Count an answer instead of its message. Raises `BeyondShare` where it cannot be kept until it is read."""
+        """Count an answer instead of its message. Raises `BeyondQuota` where it cannot be kept until it is read."""
         largest = max(self._largest_answer, nbytes) if self._has_answered else nbytes
         self._largest_answer = min(largest, self._calls.max_message_bytes)
         self._has_answered = True
@@ -528,7 +528,7 @@ STATUSES: dict[type[RequestError], grpc.StatusCode] = {
     Forbidden: grpc.StatusCode.PERMISSION_DENIED,
     # gRPC itself says the same of a message that is larger than it takes.
     TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    BeyondShare: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    BeyondQuota: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Overloaded: grpc.StatusCode.UNAVAILABLE,
     Draining: grpc.StatusCode.UNAVAILABLE,
     Unavailable: grpc.StatusCode.UNAVAILABLE,

@@ -64,7 +64,7 @@ from shapestream.gateway.tei_api import (
 from shapestream.gateway.text_calls import TextCalls, text_ports
 from shapestream.transport.http_listener import REFUSED_SITES, is_sent_by_another_site
 from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
-from shapestream.web.shares import Shares
+from shapestream.web.quotas import Quotas
 from shapestream.web.tokens import Tokens
 from shapestream_engine.signature import ModelSignature
 
@@ -90,7 +90,7 @@ class Routes:
         self._by_loopback = by_loopback and tokens is None
         self._default_priority_level = default_priority_level
         self._long_steps = LongSteps()
-        self._in_flight = Shares(lambda: client.window_requests, "requests in flight")
+        self._in_flight = Quotas(lambda: client.window_requests, "requests in flight")
         """All callers' requests at the server. Beyond the client's window they would wait in one queue, whoever asks."""
         self._texts = TextRoutes(
             client, services or TextServices(), self._long_steps, self._model_ready, self._in_flight
@@ -289,7 +289,7 @@ class TextRoutes:
         services: TextServices,
         steps: LongSteps,
         ready: ModelPage,
-        in_flight: Shares,
+        in_flight: Quotas,
     ) -> None:
         """`ready` answers whether a model is. `in_flight`: of the requests of all callers."""
         self._client = client

@@ -1,7 +1,7 @@
 """Texts, or their tokens, to the server and back: one request of a chain for all texts of a caller.
 
 Tokens that the caller has made are requests of the chain's encoder, one for each text, so that each is scheduled by its own
-length. They are all under way at once, up to a number, and within the caller's share of requests in flight.
+length. They are all under way at once, up to a number, and within the caller's quota of requests in flight.
 
 A model of texts takes `str [texts]`, gives a vector for each, and perhaps the number of each text's tokens. An encoder
 takes tokens that a caller has made, and gives vectors. A tokenizer takes texts, and gives the tokens of each. Inputs and
@@ -27,7 +27,7 @@ from shapestream.gateway.model_pages import signature_of
 from shapestream.gateway.options import TextService
 from shapestream.gateway.text_bodies import Matrix, Texts, TokenLists, VectorForm, check_dimensions, matrix_of
 from shapestream.web.messages import HttpRequest
-from shapestream.web.shares import BeyondShare, Shares
+from shapestream.web.quotas import BeyondQuota, Quotas
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.layout import value
 from shapestream_engine.ports import InputPort, OutputPort
@@ -50,7 +50,7 @@ class Embedded:
 class TextCalls:
     """Calls of one service's models."""
 
-    def __init__(self, client: Client, service: TextService, in_flight: Shares) -> None:
+    def __init__(self, client: Client, service: TextService, in_flight: Quotas) -> None:
         """`in_flight`: of the requests of all callers."""
         self._client = client
         self._in_flight = in_flight
@@ -142,7 +142,7 @@ class TextCalls:
                         results[index] = await self._infer(
                             self._service.encoder, ports.inputs_of(tokens), request
                         )
-                    except BeyondShare as error:
+                    except BeyondQuota as error:
                         if len(nursery.child_tasks) > 1:
                             unsent.append((index, tokens))  # for those that are under way
                             return

@@ -41,7 +41,7 @@ from shapestream.web.messages import (
     HttpResponse,
 )
 from shapestream.web.parser import ChunkedBodyParser, HeadParser
-from shapestream.web.shares import BeyondShare, Shares
+from shapestream.web.quotas import BeyondQuota, Quotas
 
 log = structlog.get_logger()
 
@@ -57,7 +57,7 @@ CHUNKED_READ_BYTES = 16 * 1024
 """Most bytes of a chunked body that are read at once. Where a body is all line ends, each four of them take 0.6 us:
 2.5 ms in a turn of the event loop."""
 RETRY_AFTER_S = "1"
-"""Seconds after which a caller beyond its share may try again. Mostly bodies are read, and answers written, in less."""
+"""Seconds after which a caller beyond its quota may try again. Mostly bodies are read, and answers written, in less."""
 LAST_WORDS_S = 5.0
 """Seconds for a last answer to leave, and for the peer to close. nginx waits as long (`lingering_timeout`)."""
 
@@ -108,8 +108,8 @@ class HttpConnection:
         peer: str,
         admission: Admission,
         limits: HttpLimits,
-        held: Shares,
-        unfinished: Shares,
+        held: Quotas,
+        unfinished: Quotas,
         stopping: Callable[[], bool],
     ) -> None:
         self._wire = wire
@@ -238,7 +238,7 @@ class HttpConnection:
     def _hold(self, nbytes: int) -> None:
         """Count so many bytes of the request, or of its answer, instead of those before.
 
-        Raises `HttpError` where its caller would hold more than its share.
+        Raises `HttpError` where its caller would hold more than its quota.
         """
         with _told():
             self._all_held.change(self._caller, self._held, nbytes)
@@ -371,10 +371,10 @@ class HttpConnection:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Turn a share that is full into the answer that its caller gets."""
+    """Turn a quota that is full into the answer that its caller gets."""
     try:
         yield
-    except BeyondShare as error:
+    except BeyondQuota as error:
         raise HttpError(429, error.message, (("Retry-After", RETRY_AFTER_S),)) from None
 
 

@@ -83,7 +83,7 @@ class HttpLimits:
     """Bytes of a body, before and after its content coding is undone (413)."""
     most_bodies: int = 8
     """All connections hold at most the bytes of so many of the largest bodies, in bodies and in answers that are not written
-    yet: by default 512 MiB, what a client of the server may have unanswered. `Shares` says what a caller may hold of them
+    yet: by default 512 MiB, what a client of the server may have unanswered. `Quotas` says what a caller may hold of them
     (429). Bodies that arrive with their head, and answers, of less than 64 KiB do not count, nor do streams."""
     idle_s: float = 75.0
     """Seconds without a request, after which a connection is closed without an answer. nginx's default."""

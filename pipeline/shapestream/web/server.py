@@ -27,7 +27,7 @@ import trio
 
 from shapestream.web.connection import ConnectionPhase, HttpConnection, HttpStream, wire_of
 from shapestream.web.messages import Admission, Handler, HttpError, HttpLimits
-from shapestream.web.shares import Shares
+from shapestream.web.quotas import Quotas
 
 log = structlog.get_logger()
 
@@ -56,8 +56,8 @@ class HttpServer:
         self._limits = HttpLimits() if limits is None else limits
         self._connections: dict[HttpConnection, None] = {}
         """In order of their beginning, the oldest first. The values have no meaning."""
-        self._held = Shares(lambda: self._limits.max_held_bytes, "bytes")
-        self._unfinished = Shares(lambda: self._limits.max_connections, "unfinished bodies")
+        self._held = Quotas(lambda: self._limits.max_held_bytes, "bytes")
+        self._unfinished = Quotas(lambda: self._limits.max_connections, "unfinished bodies")
         """The connections that wait for a body: they make no room for new ones."""
         self._refusals = 0
         self._accepting = trio.CancelScope()

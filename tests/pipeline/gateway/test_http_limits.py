@@ -189,7 +189,7 @@ async def eight_mebibytes(request: HttpRequest) -> HttpResponse:
 
 
 @served(eight_mebibytes, caller_of=by_header, max_body_bytes=8 * MIB, most_bodies=8)
-async def test_answers_that_are_not_read_count_in_their_callers_share(site: Site) -> None:
+async def test_answers_that_are_not_read_count_in_their_callers_quota(site: Site) -> None:
     """Of 64 MiB a caller holds three answers of 8 MiB and their heads; one more is refused. Another caller's is sent.
 
     One that is read makes room.

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("grpc", reason="the extra [grpc] is not installed")
 
+from shapestream.gateway.grpc_calls import LOOK_S, MESSAGE_S, MOST_MESSAGES, OPEN_CALLS, TRANSFER_S
 from shapestream.gateway.grpc_gateway import GrpcLimits
-from shapestream.gateway.running_calls import LOOK_S, MESSAGE_S, MOST_MESSAGES, OPEN_CALLS, TRANSFER_S
 from shapestream.web.connection import READ_BYTES
 from shapestream.web.messages import HttpLimits
 from shapestream.web.server import LOOK_S as HTTP_LOOK_S

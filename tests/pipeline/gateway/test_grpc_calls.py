@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("grpc", reason="the extra [grpc] is not installed")
 
 from shapestream.errors import InvalidRequest
-from shapestream.gateway.running_calls import MESSAGE_S, OPEN_CALLS, TRANSFER_S, RunningCalls
-from shapestream.web.shares import BeyondShare
+from shapestream.gateway.grpc_calls import MESSAGE_S, OPEN_CALLS, TRANSFER_S, RunningCalls
+from shapestream.web.quotas import BeyondQuota
 
 MIB = 1 << 20
 
@@ -58,7 +58,7 @@ def held(calls: Calls, caller: str) -> int:
     for number in range(100):
         try:
             calls.held_bytes.take(caller, MIB)
-        except BeyondShare:
+        except BeyondQuota:
             calls.held_bytes.change(caller, number * MIB, 0)
             return number
     raise AssertionError("nothing is refused")
@@ -84,7 +84,7 @@ def test_a_call_without_a_message_is_invalid() -> None:
 
 
 def test_an_answer_that_is_not_read_counts_until_it_has_left_and_is_cut_off() -> None:
-    """Beside its message, which counts no longer; what is larger than the share is refused."""
+    """Beside its message, which counts no longer; what is larger than the quota is refused."""
     calls, context = Calls(), Context()
     with calls.of("one", context, 1) as call:
         message = call.read(iter([bytes(MIB)]))
@@ -92,7 +92,7 @@ def test_an_answer_that_is_not_read_counts_until_it_has_left_and_is_cut_off() ->
             assert 3 == held(calls, "one")
         assert bytes(3 * MIB) == calls.sends(call, bytes(3 * MIB))
     assert (1, 2) == (held(calls, "one"), held(calls, "two"))
-    with calls.of("one", Context(), 1) as other, pytest.raises(BeyondShare):
+    with calls.of("one", Context(), 1) as other, pytest.raises(BeyondQuota):
         calls.sends(other, bytes(2 * MIB))
     calls.now = TRANSFER_S
     calls.end_overdue()
@@ -130,7 +130,7 @@ def test_of_calls_without_a_caller_the_oldest_that_waits_gives_way() -> None:
     with ExitStack() as stack:
         for _ in range(OPEN_CALLS // 2):
             stack.enter_context(calls.asks_the_server("10.0.0.1"))
-        with pytest.raises(BeyondShare), calls.asks_the_server("10.0.0.1"):
+        with pytest.raises(BeyondQuota), calls.asks_the_server("10.0.0.1"):
             raise AssertionError("it is let in")
         with calls.asks_the_server("10.0.0.2"):
             pass

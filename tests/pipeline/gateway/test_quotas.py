@@ -16,16 +16,16 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 import shapestream
 from shapestream.gateway.routes import Routes
 from shapestream.testing import MemoryEndpoint, ScriptedModel, ScriptedServer, identity_signature
-from shapestream.web.shares import BeyondShare, Shares
+from shapestream.web.quotas import BeyondQuota, Quotas
 from shapestream.web.tokens import Tokens
 
 
-def taken(shares: Shares, caller: str) -> int:
+def taken(quotas: Quotas, caller: str) -> int:
     """How often a caller can take one, until it is refused."""
     for number in range(1000):
         try:
-            shares.take(caller)
-        except BeyondShare:
+            quotas.take(caller)
+        except BeyondQuota:
             return number
     raise AssertionError("nothing is refused")
 
@@ -33,59 +33,59 @@ def taken(shares: Shares, caller: str) -> int:
 @pytest.mark.parametrize(("callers", "parts"), [(1, [60]), (2, [60, 30]), (3, [60, 30, 15])])
 def test_each_caller_gets_half_of_what_those_before_it_leave(callers: int, parts: list[int]) -> None:
     """Where each takes as much as it can, one after the other."""
-    shares = Shares(lambda: 120, "things")
-    assert parts == [taken(shares, str(number)) for number in range(callers)]
+    quotas = Quotas(lambda: 120, "things")
+    assert parts == [taken(quotas, str(number)) for number in range(callers)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 40), st.booleans()), max_size=60))
 def test_a_caller_without_any_finds_room(steps: list[tuple[int, int, bool]]) -> None:
     """Whatever five others take and give back, in pieces of any size that is not their first."""
-    shares = Shares(lambda: 200, "things")
+    quotas = Quotas(lambda: 200, "things")
     held = {str(number): 0 for number in range(5)}
     for caller, amount, gives_back in steps:
         name = str(caller)
         if gives_back and held[name]:
-            shares.give_back(name, held[name])
+            quotas.give_back(name, held[name])
             held[name] = 0
             continue
         amount = amount if held[name] else 1
         try:
-            shares.take(name, amount)
-        except BeyondShare:
+            quotas.take(name, amount)
+        except BeyondQuota:
             assert held[name] + amount > 200 - sum(held.values()) - amount
         else:
             held[name] += amount
-        assert sum(held.values()) == shares.held <= 200
-    shares.take("one more")
-    assert taken(shares, "one more") >= (200 - sum(held.values())) // 2 - 1
+        assert sum(held.values()) == quotas.held <= 200
+    quotas.take("one more")
+    assert taken(quotas, "one more") >= (200 - sum(held.values())) // 2 - 1
 
 
 def test_a_first_piece_is_taken_where_it_is_free_and_at_any_size_where_nothing_is_held() -> None:
     """So the last place is used, and an answer that is larger than the whole is sent; nothing else beside it."""
-    shares = Shares(lambda: 1, "calls")
-    shares.take("one")
-    with pytest.raises(BeyondShare, match="1 calls, more than the rest of the 1"):
-        shares.take("two")
-    shares.give_back("one")
-    shares.take("two", 5)
-    with pytest.raises(BeyondShare):
-        shares.take("one")
-    assert 5 == shares.held
+    quotas = Quotas(lambda: 1, "calls")
+    quotas.take("one")
+    with pytest.raises(BeyondQuota, match="1 calls, more than the rest of the 1"):
+        quotas.take("two")
+    quotas.give_back("one")
+    quotas.take("two", 5)
+    with pytest.raises(BeyondQuota):
+        quotas.take("one")
+    assert 5 == quotas.held
 
 
 def test_a_thread_waits_for_its_turn_or_gives_up() -> None:
     """It goes on as soon as the caller has given one back."""
-    shares = Shares(lambda: 2, "things")
-    shares.take("one")
-    assert not shares.take_in_turn("one", 1, iter([False, True]).__next__, look_s=0)
+    quotas = Quotas(lambda: 2, "things")
+    quotas.take("one")
+    assert not quotas.take_in_turn("one", 1, iter([False, True]).__next__, look_s=0)
     found: list[bool] = []
     thread = threading.Thread(
-        target=lambda: found.append(shares.take_in_turn("one", 1, lambda: False, look_s=100))
+        target=lambda: found.append(quotas.take_in_turn("one", 1, lambda: False, look_s=100))
     )
     thread.start()
-    shares.give_back("one")
+    quotas.give_back("one")
     thread.join()
-    assert ([True], 1) == (found, shares.held)
+    assert ([True], 1) == (found, quotas.held)
 
 
 def test_requests_of_two_callers_leave_room_at_the_server_for_a_third() -> None:

@@ -7,15 +7,15 @@
                 cancelled                                                cancelled
 
 Each call has a thread of gRPC's pool. A call with a caller, whose token or address is known by its headers, is entered
-before its message is read, and counts in its caller's share of `max_calls`. So callers that send no messages, or whose model
+before its message is read, and counts in its caller's quota of `max_calls`. So callers that send no messages, or whose model
 is slow, leave threads to others.
 
 Calls that ask for no token have no caller. They are counted apart, `OPEN_CALLS` of them: the oldest one that still waits for
 its message gives way to a new one. The message of an honest one comes with its headers, so a probe is answered whatever
 strangers do. Those that ask the server too, which takes up to a second, are counted by address.
 
-A message counts in its caller's share of bytes while its call runs, and an answer until gRPC has handed all of it to the
-system: an answer whose peer does not read waits in gRPC's memory, without a thread. Beyond the share it is dropped, and the
+A message counts in its caller's quota of bytes while its call runs, and an answer until gRPC has handed all of it to the
+system: an answer whose peer does not read waits in gRPC's memory, without a thread. Beyond the quota it is dropped, and the
 call refused. What has come of a message that has not ended is not counted: gRPC does not tell.
 
 Nor does it tell how much of an answer has left. So a call has a time for each, and `end_overdue` looks for those whose time
@@ -33,7 +33,7 @@ from enum import Enum, auto
 import grpc
 
 from shapestream.errors import InvalidRequest
-from shapestream.web.shares import One, Shares
+from shapestream.web.quotas import One, Quotas
 
 OPEN_CALLS = 16
 """Calls without a caller that wait for their message at once, and as many that ask the server. Probes come one by one; so
@@ -109,10 +109,10 @@ class RunningCalls:
         self.max_message_bytes = max_message_bytes
         self.held_bytes_of_one = MOST_MESSAGES * max_message_bytes // 2
         """Bytes that a caller may hold while there is no other."""
-        self.held_bytes = Shares(lambda: MOST_MESSAGES * max_message_bytes, "bytes")
+        self.held_bytes = Quotas(lambda: MOST_MESSAGES * max_message_bytes, "bytes")
         """Bytes of messages that were read, and of answers that have not left."""
-        self._by_caller = Shares(lambda: max_calls, "calls")
-        self._by_address = Shares(lambda: OPEN_CALLS, "calls without a token")
+        self._by_caller = Quotas(lambda: max_calls, "calls")
+        self._by_address = Quotas(lambda: OPEN_CALLS, "calls without a token")
         self._changing = threading.Lock()
         self._calls: dict[RunningCall, None] = {}
         """Those whose handler runs, or whose answer leaves. The values have no meaning."""
@@ -126,7 +126,7 @@ class RunningCalls:
 
     @contextmanager
     def of(self, caller: str, context: grpc.ServicerContext, message_s: float) -> Iterator[RunningCall]:
-        """Let a caller's call in for the block. Raises `BeyondShare`. Its message has `message_s` seconds."""
+        """Let a caller's call in for the block. Raises `BeyondQuota`. Its message has `message_s` seconds."""
         call = RunningCall(context, caller, self._clock() + message_s)
         with self._by_caller.one(caller):
             self._calls[call] = None
@@ -138,7 +138,7 @@ class RunningCalls:
 
     @contextmanager
     def holding(self, call: RunningCall, nbytes: int) -> Iterator[None]:
-        """Count bytes of a call's message during the block. Raises `BeyondShare`."""
+        """Count bytes of a call's message during the block. Raises `BeyondQuota`."""
         self.held_bytes.take(call.caller, nbytes)
         try:
             yield
@@ -146,7 +146,7 @@ class RunningCalls:
             self.held_bytes.give_back(call.caller, nbytes)
 
     def sends(self, call: RunningCall, answer: bytes) -> bytes:
-        """Count the only answer of a call, from now until it has left. Return it. Raises `BeyondShare`."""
+        """Count the only answer of a call, from now until it has left. Return it. Raises `BeyondQuota`."""
         nbytes = len(answer)
         self.held_bytes.take(call.caller, nbytes)
         self.begin_to_send(call)
@@ -188,7 +188,7 @@ class RunningCalls:
         return len(self._waiting_open)
 
     def asks_the_server(self, address: str) -> One:
-        """Count a call without a caller, which asks the server during a block. Raises `BeyondShare` at its beginning."""
+        """Count a call without a caller, which asks the server during a block. Raises `BeyondQuota` at its beginning."""
         return self._by_address.one(address)
 
     def end_overdue(self) -> None:
