@@ -1,7 +1,7 @@
 """Texts, or their tokens, to the server and back: one request of a chain for all texts of a caller.
 
 Tokens that the caller has made are requests of the chain's encoder, one for each text, so that each is scheduled by its own
-length. They are all under way at once, up to a number.
+length. They are all under way at once, up to a number, and within the caller's quota of requests in flight.
 
 A model of texts takes `str [texts]`, gives a vector for each, and perhaps the number of each text's tokens. An encoder
 takes tokens that a caller has made, and gives vectors. A tokenizer takes texts, and gives the tokens of each. Inputs and
@@ -10,6 +10,7 @@ outputs are found in the model's signature.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from shapestream.gateway.model_pages import signature_of
 from shapestream.gateway.options import TextService
 from shapestream.gateway.text_bodies import Matrix, Texts, TokenLists, VectorForm, check_dimensions, matrix_of
 from shapestream.web.messages import HttpRequest
+from shapestream.web.quotas import BeyondQuota, Quotas
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.layout import value
 from shapestream_engine.ports import InputPort, OutputPort
@@ -48,8 +50,10 @@ class Embedded:
 class TextCalls:
     """Calls of one service's models."""
 
-    def __init__(self, client: Client, service: TextService) -> None:
+    def __init__(self, client: Client, service: TextService, in_flight: Quotas) -> None:
+        """`in_flight`: of the requests of all callers."""
         self._client = client
+        self._in_flight = in_flight
         self._service = service
 
     async def embed(self, inputs: Texts | TokenLists, form: VectorForm, request: HttpRequest) -> Embedded:
@@ -128,15 +132,22 @@ class TextCalls:
     ) -> Sequence[Result]:
         results: dict[int, Result] = {}
         failures: list[RequestError] = []
-        lists = enumerate(inputs.lists)
+        unsent = deque(enumerate(inputs.lists))
         async with trio.open_nursery() as nursery:
 
             async def work() -> None:
-                for index, tokens in lists:
+                while unsent:
+                    index, tokens = unsent.popleft()
                     try:
                         results[index] = await self._infer(
                             self._service.encoder, ports.inputs_of(tokens), request
                         )
+                    except BeyondQuota as error:
+                        if len(nursery.child_tasks) > 1:
+                            unsent.append((index, tokens))  # for those that are under way
+                            return
+                        failures.append(error)
+                        return
                     except RequestError as error:
                         failures.append(error)
                         nursery.cancel_scope.cancel()  # withdraws the others
@@ -149,13 +160,14 @@ class TextCalls:
         return [results[index] for index in range(len(inputs))]
 
     async def _infer(self, model: str, inputs: Mapping[str, Any], request: HttpRequest) -> Result:
-        return await self._client.infer(
-            model,
-            inputs,
-            request_id=own_id(request.headers.get(OWN_ID)),
-            trace=request.headers,
-            caller=request.peer,
-        )
+        with self._in_flight.one(request.peer):
+            return await self._client.infer(
+                model,
+                inputs,
+                request_id=own_id(request.headers.get(OWN_ID)),
+                trace=request.headers,
+                caller=request.peer,
+            )
 
 
 TEXT = "str"

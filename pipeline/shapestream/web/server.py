@@ -26,7 +26,8 @@ import structlog
 import trio
 
 from shapestream.web.connection import ConnectionPhase, HttpConnection, HttpStream, wire_of
-from shapestream.web.messages import Admission, Handler, HeldBytes, HttpError, HttpLimits
+from shapestream.web.messages import Admission, Handler, HttpError, HttpLimits
+from shapestream.web.quotas import Quotas
 
 log = structlog.get_logger()
 
@@ -55,7 +56,9 @@ class HttpServer:
         self._limits = HttpLimits() if limits is None else limits
         self._connections: dict[HttpConnection, None] = {}
         """In order of their beginning, the oldest first. The values have no meaning."""
-        self._held = HeldBytes(self._limits.max_held_bytes)
+        self._held = Quotas(lambda: self._limits.max_held_bytes, "bytes")
+        self._unfinished = Quotas(lambda: self._limits.max_connections, "unfinished bodies")
+        """The connections that wait for a body: they make no room for new ones."""
         self._refusals = 0
         self._accepting = trio.CancelScope()
         self._stopping = False
@@ -128,7 +131,7 @@ class HttpServer:
         except OSError:
             return  # it is gone already
         connection = HttpConnection(
-            wire, peer, self._admission, self._limits, self._held, lambda: self._stopping
+            wire, peer, self._admission, self._limits, self._held, self._unfinished, lambda: self._stopping
         )
         if not self._has_room():
             await self._refuse(connection)
