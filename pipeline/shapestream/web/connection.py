@@ -240,9 +240,10 @@ class HttpConnection:
 
         Raises `HttpError` where its caller would hold more than its quota.
         """
-        with _told():
-            self._all_held.change(self._caller, self._held, nbytes)
-        self._held = nbytes
+        if nbytes != self._held:
+            with _told():
+                self._all_held.change(self._caller, self._held, nbytes)
+            self._held = nbytes
 
     def _enter(self, phase: ConnectionPhase, seconds: float) -> None:
         self.phase = phase
