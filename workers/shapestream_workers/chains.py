@@ -8,7 +8,7 @@ from shapestream.chains.plan import Chain, ChainRefused, plan_chain
 from shapestream.chains.spec import ChainSpec, Source
 from shapestream.errors import ConfigurationError
 from shapestream.gateway.errors import NotGiven
-from shapestream.gateway.text_calls import EMBEDDING, IDS, text_ports
+from shapestream.gateway.text_ports import EMBEDDING, IDS, text_ports
 from shapestream.settings import HttpSettings, LoadedSettings, ModelSettings, Settings
 from shapestream_engine.ports import shapes_of
 from shapestream_engine.signature import ModelSignature

@@ -61,7 +61,8 @@ from shapestream.gateway.tei_api import (
     tei_error,
     tokenize_response,
 )
-from shapestream.gateway.text_calls import TextCalls, text_ports
+from shapestream.gateway.text_calls import TextCalls
+from shapestream.gateway.text_ports import text_ports
 from shapestream.transport.http_listener import REFUSED_SITES, is_sent_by_another_site
 from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
 from shapestream.web.quotas import Quotas
