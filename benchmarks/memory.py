@@ -145,7 +145,7 @@ def _yaml(address: str) -> str:
         "     outputs: {y: {shape: 'batch, width', element_type: f32, rule: rows}}}\n"
         f"  - {{name: {MLP}, path: mlp.xml, shapes: {{max_prepared: 64}},\n"
         f"     inputs: {{x: {{shape: 'batch:1..16, seq:1..{MOST_SEQ}, {WIDTH}', pad: {{seq: 0}}}}}},\n"
-        "     probe: {x: {normal: [0, 1]}}, batching: {max_batch: 16}}\n"
+        "     probe: {x: {uniform: [-1, 1]}}, batching: {max_batch: 16}}\n"
         "workers: [{count: 1, slots: 1, threads: 1}]\nlogging: {level: warning}\n"
     )
 

@@ -19,7 +19,7 @@ from shapestream.settings import load_settings
 
 T = TypeVar("T")
 # Compiling a model and starting the workers takes a second or two; a loaded machine may need far more.
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 600.0
 STOP_GRACE_S = 30.0
 _PROOFS = Path(__file__).parents[1] / ".cache" / "proofs"
 _POLL_S = 0.1

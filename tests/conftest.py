@@ -13,9 +13,9 @@ import structlog
 from hypothesis import HealthCheck, settings
 from tests.progress import Progress
 
-from shapestream_engine import calibration_cache
+from shapestream_engine import calibration
 from shapestream_engine.probing.cache import ENVIRONMENT
-from shapestream_workers import model_trust
+from shapestream_workers import models
 
 # Tests import engines by themselves, and no run of them is to be reported anywhere.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type] # Python's way to say that there is none
@@ -51,7 +51,7 @@ def _own_proofs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     if "PYTEST_XDIST_WORKER" in os.environ:
         run = run.parent  # what one process of the run has proved, the others need not
     with pytest.MonkeyPatch.context() as patch:
-        for variable, name in ((ENVIRONMENT, "proofs"), (calibration_cache.ENVIRONMENT, "costs")):
+        for variable, name in ((ENVIRONMENT, "proofs"), (calibration.ENVIRONMENT, "costs")):
             (run / name).mkdir(exist_ok=True)
             patch.setenv(variable, str(run / name))
         yield
@@ -61,7 +61,7 @@ def _own_proofs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _any_function() -> Iterator[None]:
     """Tests serve functions of their own, which no package registers; processes that they start inherit it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(model_trust.ENVIRONMENT, "1")
+        patch.setenv(models.ENVIRONMENT, "1")
         yield
 
 

@@ -3,10 +3,10 @@
 The engine has no event loop, no socket and no wire format; the pipeline has those.
 """
 
+from shapestream_engine.backends.registry import EngineChoice
 from shapestream_engine.batch import BatchInputs, BatchReport, ErrorCode
-from shapestream_engine.compiled_model import CompiledModel, Preparations, PreparedLimits
+from shapestream_engine.compiled_model import CompiledModel, Preparations, PreparedLimits, RequestPool
 from shapestream_engine.element_types import ELEMENT_TYPES, dtype_of, element_type_of
-from shapestream_engine.engine_choice import EngineChoice
 from shapestream_engine.errors import (
     ElementTypeError,
     EngineError,
@@ -45,13 +45,11 @@ from shapestream_engine.output_rules import (
 )
 from shapestream_engine.pooling import Pooling
 from shapestream_engine.ports import InputPort, OutputPort
-from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.shapes import Dimension, NamedShape, PartialShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Runner
 from shapestream_engine.strategy import Strategy, parse_strategy
-from shapestream_engine.string_tensor import StringTensor
-from shapestream_engine.tensor import ArrayTensor, Tensor, TensorLike
+from shapestream_engine.tensor import ArrayTensor, StringTensor, Tensor, TensorLike
 
 __all__ = [
     "ELEMENT_TYPES",

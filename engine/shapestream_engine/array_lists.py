@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from shapestream_engine import string_arrays
-from shapestream_engine.array_bytes import array_dtype
+from shapestream_engine.arrays import array_dtype
 from shapestream_engine.errors import ElementTypeError, InferenceError, ShapeError
 from shapestream_engine.ports import OutputPort
 from shapestream_engine.shapes import NamedShape, exact_nbytes

@@ -1,7 +1,7 @@
 """The run of one batch on a slot's thread: from requests, through one or several calls, to results.
 
 1. *Plan.* The strategy divides the batch into calls (`batching/calls.py`).
-2. *Cut.* A request that spans calls is cut into pieces, views of its bytes where possible (`batching/pieces.py`).
+2. *Cut.* A request that spans calls is cut into pieces, views of its bytes where possible (`batching/calls.py`).
 3. *Gather.* The pieces of a call are copied into the input tensors of a leased request; missing rows are copies.
 4. *Run and split.* The outputs are divided among the requests by their rules (`batching/split.py`).
 5. *Join.* The parts of a request from several calls are joined by the same rules.
@@ -17,11 +17,10 @@ from collections.abc import Callable, Sequence
 from time import monotonic, perf_counter
 
 from shapestream_engine.batch import BatchInputs, BatchReport
-from shapestream_engine.batching.calls import PlannedCall, merge_sizes
-from shapestream_engine.batching.pieces import Piece, divide
+from shapestream_engine.batching.calls import Piece, PlannedCall, divide, merge_sizes
+from shapestream_engine.compiled_model import RequestPool
 from shapestream_engine.infer_request import InferRequest
 from shapestream_engine.layout import RequestShape, Tensors
-from shapestream_engine.request_pool import RequestPool
 
 _REMEMBERED_SHAPES = 4096
 """Number of call shapes remembered per model, to recognise new ones; then all are forgotten."""

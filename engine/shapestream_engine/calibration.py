@@ -9,31 +9,44 @@ in service as well. A batch of one-row requests is gathered, run and divided by 
 of a shape is kept apart: it may include preparation.
 
 A point is skipped if its expected time exceeds its share of the budget, or if the process has grown too much. A shape that
-the model refuses is recorded as a finding. A calibration promises no accuracy: traffic corrects its costs later
-(docs/scheduling.md).
+the model refuses is recorded as a finding. A calibration that was cut short, as by other programs that took the processor,
+serves until the process ends, and is not kept: the next start measures again. A calibration promises no accuracy: traffic
+corrects its costs later (docs/scheduling.md).
+
+Cost tables are kept on disk: a restart measures again only if something has changed. Each combination of model, settings,
+versions and machine has one file. `KeptFiles` describes the folder and the variable `SHAPESTREAM_COST_CACHE`. Processes that
+need the same table at the same time wait for the first, which holds a lock on the entry; measuring in parallel would slow
+both down. A second file per table has the corrections that traffic made. It is replaced as a whole without a lock, so the
+last writer wins.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import prod
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from statistics import median
 from threading import Thread
 from time import monotonic
 
 from shapestream_engine.batch import BatchInputs, BatchReport
-from shapestream_engine.calibration_cache import CostCache
 from shapestream_engine.calibration_shapes import stages
-from shapestream_engine.compiled_model import CompiledModel
-from shapestream_engine.cost_table import CostPoint, CostTable
+from shapestream_engine.compiled_model import CompiledModel, RequestPool
+from shapestream_engine.cost_table import CostPoint, CostTable, LearnedCosts
 from shapestream_engine.errors import EngineError
+from shapestream_engine.files import KeptFiles, read_plain, read_regular, write_plain
 from shapestream_engine.layout import Tensors
 from shapestream_engine.machine import resident_bytes_of
+from shapestream_engine.model import ModelSpec
+from shapestream_engine.probing.cache import key_of
+from shapestream_engine.probing.examination import ProbeOptions
 from shapestream_engine.probing.inputs import Values, complete_values, make_request
-from shapestream_engine.request_pool import RequestPool
+from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Runner
 
 PASSES = (0.6, 0.8, 0.95, 1.0)
@@ -66,6 +79,8 @@ class Calibration:
     seconds: float = 0.0
     """Duration of the calibration in seconds."""
     from_cache: bool = False
+    is_complete: bool = True
+    """False: time ran out before the coarse grid was measured. Such a table is not kept."""
 
 
 def calibrate(
@@ -98,7 +113,16 @@ def calibrate(
         finally:
             bench.close()
         table = replace(empty, points=bench.points())
-        return Calibration(table=table, findings=tuple(bench.findings), seconds=monotonic() - began)
+        seconds = monotonic() - began
+        is_complete = bench.has_measured(coarse)
+        if not is_complete:
+            bench.findings.append(
+                f"cut short: the calls of {len(table.points)} shapes were measured in {seconds:.1f} s, so the next start "
+                "measures again (other programs took the processor, or calls are slow: raise calibration_s)"
+            )
+        return Calibration(
+            table=table, findings=tuple(bench.findings), seconds=seconds, is_complete=is_complete
+        )
 
     if cache is None:
         return measured()
@@ -112,7 +136,7 @@ def calibrate(
             found = measured()
         finally:
             entry.end()
-        if found.table.points:
+        if found.table.points and found.is_complete:
             entry.write(found.table)
         return found
 
@@ -132,6 +156,10 @@ class CalibrationBench:
         self._first_s: dict[tuple[int, ...], float | None] = {}
         """Seconds of the first call of each shape; later calls are in `_times`."""
         self._refused: set[tuple[int, ...]] = set()
+        self._seen: set[tuple[int, ...]] = set()
+        """The shapes that were measured, as they were asked for."""
+        self._too_dear: set[tuple[int, ...]] = set()
+        """Those that were skipped for their time or memory."""
         self._resident = resident_bytes_of(os.getpid())
         self._reports: SimpleQueue[BatchReport] = SimpleQueue()
         pools = {model.signature.name: RequestPool(model, slots)}
@@ -164,6 +192,17 @@ class CalibrationBench:
             for sizes, times in self._times.items()
         )
 
+    def has_measured(self, shapes: Sequence[tuple[int, ...]]) -> bool:
+        """Tell whether each of these shapes was measured, was refused, or is too dear by more than one measured point.
+
+        One point alone tells nothing of the others: its time may be that of a disturbance. Failures that ended the
+        calibration would end it again.
+        """
+        if self._hangs or self._failures >= MOST_FAILURES:
+            return True
+        missing = set(shapes) - self._seen - self._refused
+        return not missing or (missing <= self._too_dear and len(self._times) > 1)
+
     def measure(self, shapes: Sequence[tuple[int, ...]], until_s: float) -> None:
         """Measure these calls once more, in order, until `until_s` seconds after the beginning."""
         for sizes in shapes:
@@ -178,12 +217,17 @@ class CalibrationBench:
                 and resident_bytes_of(os.getpid()) - self._resident > MOST_GROWTH_NBYTES
             ):
                 self.findings.append(f"calls from {sizes} up are not measured: they take much memory")
+                self._too_dear.update(shapes)
                 return
             # All slots run at once, so a round takes one call's time.
-            if expected_s > self._budget_s * CALL_SHARE or (1 + LEAST_ROUNDS) * expected_s > left_s:
+            if expected_s > self._budget_s * CALL_SHARE:
+                self._too_dear.add(sizes)
+                continue
+            if (1 + LEAST_ROUNDS) * expected_s > left_s:
                 continue
             try:
                 self._measure(sizes)
+                self._seen.add(sizes)
             except _CallFailed as failure:
                 self._failures += 1
                 self._refused.add(sizes)
@@ -282,3 +326,135 @@ def _start_slot(
 
 class _CallFailed(EngineError):
     """Raised when the model did not run a shape."""
+
+
+# ---------------------------------------------------------------- tables on disk
+
+ENVIRONMENT = "SHAPESTREAM_COST_CACHE"
+MOST_TRIES = 2
+LATELY_S = 3600.0
+_MOST_TRIES_BYTES = 4096
+"""Largest size of a file of attempt times; a longer file is ignored."""
+MOST_LEARNED = 256
+"""Number of tables whose corrections are kept; the oldest go first. Most take a few KB, the largest about 200 KB."""
+_FORMAT = 2
+"""Version of the entries and of the measurement; it is raised when either changes, so that old tables become void."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostEntry:
+    """The place of one table; with the path None, nothing is kept.
+
+    A failed write (full or read-only disk) only costs time at the next start.
+    """
+
+    path: Path | None
+
+    def begin(self) -> bool:
+        """Record that measuring begins; False if it began `MOST_TRIES` times within `LATELY_S` seconds and never ended.
+
+        A model may crash on inputs that no client sends. Its process restarts, and must not repeat the crash for ever.
+        """
+        if self.path is None:
+            return True
+        tries = self.path.with_suffix(".tries")
+        try:
+            before = read_regular(tries, _MOST_TRIES_BYTES).decode().split() if tries.exists() else []
+            since = time.time() - LATELY_S
+            lately = [entry for entry in before if entry.isdigit() and int(entry) >= since]
+            if len(lately) >= MOST_TRIES:
+                return False
+            tries.write_text(" ".join([*lately, str(int(time.time()))]), encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            pass
+        return True
+
+    def end(self) -> None:
+        """Record that measuring ended."""
+        if self.path is not None:
+            with suppress(OSError):
+                self.path.with_suffix(".tries").unlink(missing_ok=True)
+
+    def read(self) -> CostTable | None:
+        """Return the kept table; None if there is no readable one."""
+        plain = read_plain(self.path)
+        try:
+            return None if plain is None else CostTable.from_dict(plain)
+        except EngineError:
+            return None  # the table is measured again
+
+    def write(self, table: CostTable) -> None:
+        """Keep a table."""
+        write_plain(self.path, table.to_dict())
+
+
+class CostCache(KeptFiles):
+    """A folder of tables and their corrections; with the folder None, nothing is kept."""
+
+    VARIABLE = ENVIRONMENT
+    NAME = "costs"
+
+    @contextmanager
+    def entry(self, key: str) -> Iterator[CostEntry]:
+        """Yield the entry of a table, locked against other processes inside the block."""
+        with self.locked(key) as path:
+            yield CostEntry(path)
+
+    def learned(self, table: CostTable) -> LearnedCosts | None:
+        """Read the corrections of this table; None if none are kept."""
+        return None if self.folder is None else _read_learned(self._learned_path(self.folder, table.digest))
+
+    def all_learned(self) -> dict[str, LearnedCosts]:
+        """Read the corrections of all tables, by digest of the table."""
+        if self.folder is None:
+            return {}
+        found = (_read_learned(path) for path in self.folder.glob("*.learned.json"))
+        return {learned.table: learned for learned in found if learned is not None}
+
+    def keep_learned(self, learned: LearnedCosts) -> None:
+        """Replace the corrections of the table; a failed write is ignored."""
+        if self.folder is None:
+            return
+        with suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_plain(self._learned_path(self.folder, learned.table), learned.to_dict())
+            # This includes partial files of killed processes.
+            kept = sorted(self.folder.glob("*.learned.*"), key=_written_at, reverse=True)
+            for old in kept[MOST_LEARNED:]:
+                old.unlink(missing_ok=True)
+
+    @staticmethod
+    def _learned_path(folder: Path, digest: str) -> Path:
+        return folder / f"{digest}.learned.json"
+
+
+def _read_learned(path: Path) -> LearnedCosts | None:
+    plain = read_plain(path)
+    try:
+        learned = None if plain is None else LearnedCosts.from_dict(plain)
+    except EngineError:
+        return None  # the corrections are learned again
+    return learned if learned is not None and path.name.startswith(f"{learned.table}.") else None
+
+
+def _written_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0  # the file is gone
+
+
+def cost_key(
+    spec: ModelSpec,
+    signature: ModelSignature,
+    options: ProbeOptions,
+    *,
+    slots: int,
+    threads: int | None,
+    budget_s: float,
+) -> str:
+    """Return the key of a table: it changes with everything known to influence costs, and with the budget.
+
+    The machine counts by its CPU model and the number of usable CPUs, so equal machines share a key.
+    """
+    return key_of(_FORMAT, (spec, options, slots, threads, budget_s), spec, signature)

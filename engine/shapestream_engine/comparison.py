@@ -20,20 +20,17 @@ from time import monotonic
 
 import numpy as np
 
-from shapestream_engine.array_bytes import array_of
-from shapestream_engine.batch import BatchInputs
-from shapestream_engine.batching.calls import merge_sizes
+from shapestream_engine.arrays import arrays_of
 from shapestream_engine.calibration import CalibrationBench
 from shapestream_engine.calibration_shapes import stages
-from shapestream_engine.compiled_model import CompiledModel
+from shapestream_engine.compiled_model import CompiledModel, RequestPool
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.machine import thread_times
 from shapestream_engine.probing.inputs import Values, complete_values, make_request
 from shapestream_engine.probing.tolerances import distances, spread_of
-from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.signature import ModelSignature
-from shapestream_engine.slot import Runner
+from shapestream_engine.slot import Runner, run_batch
 from shapestream_engine.tensor import Array
 
 MOST_SHAPES = 8
@@ -163,17 +160,17 @@ def compare_answers(
     signature = models[0].signature
     made = complete_values(signature, values)
     runners = [Runner("comparison", {signature.name: RequestPool(model, 1)}) for model in models]
-    account = _Account()
+    account = _Differences()
     end = monotonic() + budget_s
     for number, sizes in enumerate(cycle(shapes)):
         if number >= len(shapes) and (monotonic() > end or account.values >= MOST_VALUES):
             break
         request = make_request(signature, made, sizes, number=number)
-        account.add(*(_answer(runner, signature, request, number) for runner in runners))
+        account.add(*(_answer(runner, signature, request) for runner in runners))
     return account.distance()
 
 
-class _Account:
+class _Differences:
     """The answers so far, compared."""
 
     def __init__(self) -> None:
@@ -216,23 +213,11 @@ def _of_spread(pairs: Sequence[tuple[Array, Array]]) -> float:
     return largest / spread if spread else math.inf
 
 
-def _answer(runner: Runner, signature: ModelSignature, request: Tensors, number: int) -> list[Array]:
+def _answer(runner: Runner, signature: ModelSignature, request: Tensors) -> list[Array]:
     """Return the outputs of one request that runs alone; raises `EngineError` if it fails."""
-    shape = signature.resolve(request.layout)
-    batch = BatchInputs(
-        batch=number,
-        model=signature.name,
-        sizes=merge_sizes(signature, [shape.sizes]),
-        members=(request,),
-        shapes=(shape,),
-    )
-    report = runner.run(batch)
-    assert report is not None  # nothing withdraws it
+    report = run_batch(runner, signature, [request], [signature.resolve(request.layout)])
     if report.outputs is None:
         raise EngineError(report.message)
     (answer,) = report.outputs
     assert answer is not None  # without a deadline no request is left out
-    return [
-        array_of(element_type, sizes, buffer)
-        for (_, element_type, sizes), buffer in zip(answer.layout, answer.buffers, strict=True)
-    ]
+    return arrays_of(answer)

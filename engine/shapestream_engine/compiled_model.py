@@ -9,6 +9,8 @@ it for one shape, which takes seconds and memory. `PreparedModels` owns the prep
 - above `PreparedLimits`, the models used least recently are closed, but never a leased one.
 
 A single model above the byte limit is kept, because every call would prepare it again.
+
+`RequestPool` has the inference requests of one model: one per call that may run at a time, made once.
 """
 
 from __future__ import annotations
@@ -18,9 +20,13 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeAlias
 
+from shapestream_engine.batching.assembly import Assembly
+from shapestream_engine.batching.calls import CallPlanner, PieceCutter
 from shapestream_engine.infer_request import InferRequest
+from shapestream_engine.layout import REMEMBERED
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.signature import ModelSignature
 
@@ -221,3 +227,56 @@ class PreparedModels:
     def __repr__(self) -> str:
         leased = sum(entry.leased for entry in self._entries.values())
         return f"{len(self._entries)} prepared, {leased} leased"
+
+
+# ---------------------------------------------------------------- the requests of a model
+
+
+class RequestPool:
+    """Leases each request to one caller at a time, without waiting; thread-safe.
+
+    All requests and their reserved memory are made at once. The request given back last is leased next, because its
+    tensors are most likely cached.
+    """
+
+    def __init__(self, model: CompiledModel, size: int) -> None:
+        if size < 1:
+            raise ValueError(f"a pool has at least one request, not {size}")
+        self.signature = model.signature
+        self.resolve = lru_cache(REMEMBERED)(model.signature.resolve)
+        """`ModelSignature.resolve`, remembered per layout."""
+        self.assembly = Assembly(model.signature)
+        self.planner = CallPlanner(model.signature)
+        self.cutter = PieceCutter(model.signature)
+        self.prepared = model.prepared
+        """The prepared models, which lease requests for their shapes; None without prepared models."""
+        takes_any = self.prepared is None or not model.signature.strategy.sizes
+        wanted = size if takes_any else 0
+        self._all = tuple(model.create_infer_request() for _ in range(wanted))
+        self._free = list(self._all)
+
+    def try_lease(self) -> InferRequest | None:
+        """Lease a free request; None if all are leased."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return None
+
+    def give_back(self, request: InferRequest) -> None:
+        """End the lease; raises `ValueError` for a request that is not leased."""
+        if request in self._free or request not in self._all:
+            raise ValueError("this request was not lent by this pool")
+        self._free.append(request)
+
+    @property
+    def leased(self) -> int:
+        """Number of leased requests."""
+        return len(self._all) - len(self._free)
+
+    @property
+    def reallocations(self) -> int:
+        """Number of input tensor reallocations of all requests since the pool was made."""
+        return sum(request.reallocations for request in self._all)
+
+    def __repr__(self) -> str:
+        return f"{self.leased} leased, {len(self._free)} free"

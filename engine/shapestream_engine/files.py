@@ -35,6 +35,8 @@ class KeptFiles:
     """Environment variable with the folder; `off` disables it."""
     NAME: ClassVar[str]
     """Name of the folder in the user's cache folder."""
+    BELOW: ClassVar[str] = "shapestream"
+    """The part of the user's cache folder that holds all of them."""
 
     folder: Path | None
 
@@ -48,13 +50,16 @@ class KeptFiles:
             return cls(Path(chosen))
         home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         try:
-            return cls(Path(home).expanduser() / "shapestream" / cls.NAME)
+            return cls(Path(home).expanduser() / cls.BELOW / cls.NAME)
         except RuntimeError:
             return cls(None)  # the user has no home, as in many containers
 
     @contextmanager
     def locked(self, key: str) -> Iterator[Path | None]:
-        """Yield the path of an entry, locked against other processes inside the block; None if nothing can be kept."""
+        """Yield the path of an entry, locked against other processes inside the block; None if there is no folder.
+
+        An entry of a folder that cannot be written, as that of an image, is read without a lock: nothing replaces it.
+        """
         if self.folder is None:
             yield None
             return
@@ -64,7 +69,7 @@ class KeptFiles:
             flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
             lock = os.open(path.with_suffix(".lock"), flags, 0o600)
         except OSError:
-            yield None
+            yield path
             return
         try:
             if not stat.S_ISREG(os.fstat(lock).st_mode):

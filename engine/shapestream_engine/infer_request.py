@@ -10,15 +10,72 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from shapestream_engine.arrays import InputArrays, as_port_array, in_port_order
 from shapestream_engine.errors import ElementTypeError, InferenceError, ShapeError
-from shapestream_engine.input_arrays import InputArrays, as_port_array, in_port_order
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.signature import ModelSignature
-from shapestream_engine.tensor import ArrayTensor, Tensor, TensorLike, output_bounds
+from shapestream_engine.tensor import Array, ArrayTensor, Tensor, TensorLike, output_bounds
+
+
+class Runs(Protocol):
+    """A request, as its tensors see it."""
+
+    running: bool
+
+
+class RequestTensor:
+    """Base of a request's input tensors: each takes the shapes of its port, and no new shape while the request runs."""
+
+    __slots__ = ()
+    _request: Runs
+    _port: InputPort
+    _shape: tuple[int, ...]
+    _data: Array
+    outside: TensorLike | None
+    """A tensor of the caller's, which the engine then reads instead."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The size of each axis. Setting it resizes in place, and raises `ShapeError` for what the port does not take."""
+        return self._shape if self.outside is None else self.outside.shape
+
+    @shape.setter
+    def shape(self, shape: Sequence[int]) -> None:
+        if shape == self._shape and self.outside is None:
+            return
+        sizes = self._port.admitted(shape)
+        if self._request.running:
+            raise InferenceError(f"input {self._port.name!r} cannot be resized while its request runs")
+        if self.outside is None:
+            self._resize(sizes)
+        else:
+            self.outside.shape = sizes
+
+    def set_shape(self, shape: Sequence[int]) -> None:
+        """Resize in place, as by `shape`.
+
+        request.input_tensor("ids").set_shape((2, 7))  # two rows of seven tokens
+        """
+        self.shape = tuple(shape)
+
+    @property
+    def data(self) -> Array:
+        """A C-contiguous view of exactly `shape`; valid until the shape is set again."""
+        return self._data if self.outside is None else self.outside.data
+
+    def use(self, outside: TensorLike | None) -> None:
+        """Let the engine read the tensor `outside`; None: this tensor again."""
+        if self._request.running:
+            raise InferenceError(f"input {self._port.name!r} cannot be exchanged while its request runs")
+        self.outside = outside  # type: ignore[misc]  # a slot of the class that this one is mixed into
+
+    if TYPE_CHECKING:  # of the tensor that this class is mixed into
+
+        def _resize(self, sizes: tuple[int, ...]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

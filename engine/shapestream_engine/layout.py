@@ -1,6 +1,7 @@
 """Tensors as they are sent: a layout of plain tuples beside the bytes, so that nothing is parsed twice.
 
-A signature makes a `RequestShape` from a layout.
+A signature makes a `RequestShape` from a layout. Numbers are sent as their own bytes, strings are packed
+(`arrays.py`, `string_arrays.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from typing import Any, TypeAlias, TypeVar, dataclass_transform
 Layout: TypeAlias = tuple[tuple[int, str, tuple[int, ...]], ...]
 # Any object with contiguous bytes: bytes, memoryview, a ZeroMQ frame, a contiguous NumPy array.
 Buffer: TypeAlias = Any
+
+REMEMBERED = 4096
+"""Values that a model's `lru_cache` keeps, by layout, shape or sizes: clients choose these, so there may be any number."""
 
 
 T = TypeVar("T")

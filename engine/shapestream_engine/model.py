@@ -18,10 +18,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from shapestream_engine.backends.registry import check_engine, load_backend
+from shapestream_engine.backends.registry import (
+    EngineChoice,
+    check_engine,
+    choose_engine,
+    engines_of_path,
+    load_backend,
+)
 from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.compiled_model import CompiledModel, PreparedLimits, PreparedModels
-from shapestream_engine.engine_choice import EngineChoice, choose_engine, engines_of_path
 from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.infer_request import port_number
 from shapestream_engine.model_files import is_whole

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeAlias, TypeVar
 
-from shapestream_engine.containers import memory_bytes
 from shapestream_engine.errors import ModelLoadError
 from shapestream_engine.files import open_regular
+from shapestream_engine.machine import memory_bytes
 
 T = TypeVar("T")
 FilePorts: TypeAlias = "dict[str, tuple[int | None, ...] | None]"

@@ -23,12 +23,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from shapestream_engine.arrays import InputArrays
 from shapestream_engine.compiled_model import CompiledModel, Preparations, PreparedSizes
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError, SignatureError
 from shapestream_engine.infer_request import InferRequest, InferResults
-from shapestream_engine.input_arrays import InputArrays
 from shapestream_engine.output_rules import Rows, Whole
+from shapestream_engine.port_names import VECTORS, vectors_among
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
@@ -54,8 +55,8 @@ class Pooling:
     """
 
     mode: str
-    of: str = "last_hidden_state"
-    """The output with a vector per token, [batch, seq, hidden]."""
+    of: str | None = None
+    """The output with a vector per token, [batch, seq, hidden]. Default: by its usual name, or the only output."""
     mask: str = "attention_mask"
     """The input that is not 0 where a token is, [batch, seq]. `cls` needs none."""
     normalize: bool = False
@@ -77,22 +78,24 @@ class Pooling:
         pooled = OutputPort(POOLED, "f32", NamedShape((names[0], None), (sizes[0], sizes[2])), port.rule)
         outputs = (*own.outputs[:number], pooled, *own.outputs[number + 1 :])
         if any(other.name == POOLED for other in own.outputs):
-            raise self._misfit(own, "of", f"it has an output {POOLED!r} already; remove the pooling")
+            raise self._misfit(own, f"it has an output {POOLED!r} already; remove the pooling")
         return replace(own, outputs=outputs)
 
     def output_number(self, own: ModelSignature) -> int:
         """Return the number of the output `of`; raises `SignatureError` if it is no table of vectors per token."""
         names = [port.name for port in own.outputs]
-        if self.of not in names:
-            raise self._misfit(own, "of", f"there is no output {self.of!r}; it has {', '.join(names)}")
-        port = own.outputs[names.index(self.of)]
+        of = vectors_among(names) if self.of is None else self.of
+        if of not in names:
+            wanted = " or ".join(map(repr, VECTORS)) if of is None else repr(of)
+            raise self._misfit(own, f"there is no output {wanted}; it has {', '.join(names)}")
+        port = own.outputs[names.index(of)]
         if port.shape.rank != 3:
-            raise self._misfit(own, "of", f"{port} has no shape [batch, seq, hidden]")
+            raise self._misfit(own, f"{port} has no shape [batch, seq, hidden]")
         if port.element_type not in _FLOATS:
-            raise self._misfit(own, "of", f"{port} is none of {', '.join(_FLOATS)}")
+            raise self._misfit(own, f"{port} is none of {', '.join(_FLOATS)}")
         if not isinstance(port.rule, Rows | Whole) or port.batch_axis not in (0, None):
-            raise self._misfit(own, "of", f"{port} has no row of the batch at each index of its first axis")
-        return names.index(self.of)
+            raise self._misfit(own, f"{port} has no row of the batch at each index of its first axis")
+        return names.index(of)
 
     def mask_number(self, own: ModelSignature) -> int | None:
         """Return the number of the input that is the mask; None for `cls`, which needs none."""
@@ -105,14 +108,14 @@ class Pooling:
         if not found:
             names = ", ".join(each.name for each in own.inputs)
             words = f"the mode {self.mode} needs a mask, and there is no input {self.mask!r}; it has {names}"
-            raise self._misfit(own, "mask", words)
+            raise self._misfit(own, words)
         (mask,) = found
         if not _alike(mask, port):
-            raise self._misfit(own, "mask", f"{mask} is no mask of {port}: both need [batch, seq]")
+            raise self._misfit(own, f"{mask} is no mask of {port}: both need [batch, seq]")
 
     @staticmethod
-    def _misfit(own: ModelSignature, key: str, words: str) -> SignatureError:
-        return SignatureError(f"model {own.name!r}: pooling: {words}", key=("pooling", key))
+    def _misfit(own: ModelSignature, words: str) -> SignatureError:
+        return SignatureError(f"model {own.name!r}: pooling: {words}", key=("pooling",))
 
     def pool(self, hidden: Array, mask: Array | None) -> _Vectors:
         """Return the pooled vectors, f32 [batch, hidden], of `hidden`, [batch, seq, hidden], under `mask`, [batch, seq]."""
@@ -244,9 +247,9 @@ class PooledRequest(InferRequest):
         fits = mask is None or mask.shape == hidden.shape[:2]
         if hidden.ndim != 3 or hidden.shape[1] == 0 or not fits:
             under = "" if mask is None else f" under a mask {list(mask.shape)}"
-            raise InferenceError(
-                f"output {self._pooling.of!r} has the shape {list(hidden.shape)}{under}, which cannot be pooled"
-            )
+            name = self._request.signature.outputs[self._number].name
+            words = f"output {name!r} has the shape {list(hidden.shape)}{under}, which cannot be pooled"
+            raise InferenceError(words)
         self._pooled = self._pooling.pool(hidden, mask)
 
     def _use_input(self, number: int, tensor: TensorLike | None) -> None:

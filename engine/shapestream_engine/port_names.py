@@ -6,6 +6,7 @@ only. Names and sizes are those of the file; an engine may give an unnamed port 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,16 @@ from xml.parsers import expat
 from shapestream_engine.errors import ModelLoadError
 from shapestream_engine.files import open_regular
 from shapestream_engine.model_files import FilePorts, onnx_ports
+
+VECTORS = ("last_hidden_state", "token_embeddings")
+"""Usual names of a text encoder's output with a vector per token, the commonest first."""
+
+
+def vectors_among(outputs: Iterable[str]) -> str | None:
+    """Return the output with a vector per token: one with a usual name, else the only output; None if there are others."""
+    names = list(outputs)
+    usual = next((name for name in VECTORS if name in names), None)
+    return names[0] if usual is None and len(names) == 1 else usual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ docs/safety.md its use.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -23,9 +23,8 @@ from shapestream_engine.ports import OutputPort
 from shapestream_engine.probing.beside import EnginesReport
 from shapestream_engine.probing.cache import ProofCache
 from shapestream_engine.probing.child import Heard, Task, blamed, run_child
-from shapestream_engine.probing.evidence import without_jumps
+from shapestream_engine.probing.evidence import Finding, ProbeReport, Treatment, unjudged, without_jumps
 from shapestream_engine.probing.examination import ProbeOptions, treatments
-from shapestream_engine.probing.report import Finding, ProbeReport, Treatment, unjudged
 
 __all__ = [
     "EnginesReport",
@@ -102,16 +101,26 @@ def compare_beside(
     return EnginesReport(engine=task.spec.engine or "", other=other, why_not=why)
 
 
-def _guess(task: Task) -> ProbeReport:
-    skip: frozenset[str] = frozenset()
-    heard = Heard()
+def _children(task: Task) -> Iterator[Heard]:
+    """Yield the messages of each child, until one finishes. The next one skips the phase that ended it, and what was found.
+
+    Raises the error of a model that cannot be compiled.
+    """
+    skip = task.skip
     for _ in range(_MOST_CHILDREN):
         heard = run_child(replace(task, skip=skip), task.options.hang_s)
-        if heard.end is None or heard.phase in ("compile", "rules"):
+        if heard.error is not None:
+            raise heard.error
+        yield heard
+        if heard.end is None or heard.phase == "compile":
+            return
+        skip |= {heard.phase, *[str(finding.treatment) for finding in heard.findings]}
+
+
+def _guess(task: Task) -> ProbeReport:
+    for crashes, heard in enumerate(_children(task)):  # noqa: B007 - the last one counts
+        if heard.phase == "rules":
             break
-        skip |= {heard.phase}
-    if heard.error is not None:
-        raise heard.error
     found = {
         name: OutputPort.from_dict(port) for name, port in (heard.outcome or {}).get("ports", {}).items()
     }
@@ -120,7 +129,7 @@ def _guess(task: Task) -> ProbeReport:
         findings=(),
         rules={name: rule_to_dict(port.rule) for name, port in found.items()},
         follows={name: str(port.shape) for name, port in found.items()},
-        conclusive=heard.end is None and not skip,
+        conclusive=heard.end is None and not crashes,
     )
 
 
@@ -128,27 +137,14 @@ def _prove(task: Task, wanted: list[Treatment]) -> ProbeReport:
     started = monotonic()
     findings: list[Finding] = []
     notes: list[str] = []
-    skip: frozenset[str] = frozenset()
-    heard = Heard()
-    for _ in range(_MOST_CHILDREN):
-        left = [treatment for treatment in wanted if str(treatment) not in skip]
-        if not left:
-            break
-        heard = run_child(replace(task, skip=skip), task.options.hang_s)
-        if heard.error is not None:
-            raise heard.error
+    for heard in _children(task):
         findings += heard.findings
-        skip |= {str(finding.treatment) for finding in heard.findings}
-        if heard.end is None:
-            break
-        verdict = blamed(heard, left)
-        if verdict is not None:
+        if heard.end is not None and (verdict := blamed(heard, wanted)) is not None:
             findings.append(verdict)
-        else:
+        elif heard.end is not None:
             notes.append(f"{heard.phase}: {heard.end} ({heard.case})")
-        if heard.phase == "compile":
+        if {finding.treatment for finding in findings}.issuperset(wanted):
             break
-        skip |= {heard.phase}
     said = {finding.treatment for finding in findings}
     why = f"the model could not be tried: {notes[-1]}" if notes else "the model could not be tried"
     findings += [unjudged(treatment, why) for treatment in wanted if treatment not in said]

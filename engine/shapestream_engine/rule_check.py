@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shapestream_engine.dimension_table import DimensionTable
 from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.output_rules import (
     Counts,
@@ -26,7 +25,7 @@ from shapestream_engine.output_rules import (
     Whole,
     With,
 )
-from shapestream_engine.ports import OutputPort, list_ports
+from shapestream_engine.ports import DimensionTable, OutputPort, list_ports
 from shapestream_engine.shapes import BATCH, Dimension, NamedShape
 from shapestream_engine.string_arrays import STRING_TYPES
 

@@ -144,17 +144,37 @@ class Dimension:
         return f"{self.minimum or ''}..{self.maximum}"
 
 
-def _admit(dimensions: tuple[Dimension, ...], shape: Sequence[int]) -> bool:
-    if len(shape) != len(dimensions):
-        return False
-    for size, dimension in zip(shape, dimensions, strict=True):  # noqa: SIM110 - hot; `all` takes twice as long
-        if size not in dimension:
+class _Axes:
+    """Base of the shapes: what follows from a dimension per axis."""
+
+    __slots__ = ()
+    dimensions: tuple[Dimension, ...]
+
+    @property
+    def rank(self) -> int:
+        """The number of axes."""
+        return len(self.dimensions)
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Tell whether more than one shape is admitted."""
+        return any(dimension.is_dynamic for dimension in self.dimensions)
+
+    def admits(self, shape: Sequence[int]) -> bool:
+        """Tell whether the shape has the same rank and each size lies within its dimension."""
+        if len(shape) != len(self.dimensions):
             return False
-    return True
+        for size, dimension in zip(shape, self.dimensions, strict=True):  # noqa: SIM110 - hot; `all` takes twice as long
+            if size not in dimension:
+                return False
+        return True
+
+    def __len__(self) -> int:
+        return len(self.dimensions)
 
 
 @dataclass(frozen=True, slots=True)
-class PartialShape:
+class PartialShape(_Axes):
     """The shapes that a tensor may take: a dimension per axis. `PartialShape(())` is a scalar's.
 
     PartialShape.parse("?, 1..10, 384").admits((7, 4, 384))  # True
@@ -171,26 +191,9 @@ class PartialShape:
         return cls(tuple(Dimension.parse(part) for part in parts))
 
     @property
-    def rank(self) -> int:
-        """The number of axes."""
-        return len(self.dimensions)
-
-    @property
-    def is_dynamic(self) -> bool:
-        """Tell whether more than one shape is admitted."""
-        return any(dimension.is_dynamic for dimension in self.dimensions)
-
-    @property
     def is_static(self) -> bool:
         """Tell whether exactly one shape is admitted."""
         return not self.is_dynamic
-
-    def admits(self, shape: Sequence[int]) -> bool:
-        """Tell whether the shape has the same rank and each size lies within its dimension."""
-        return _admit(self.dimensions, shape)
-
-    def __len__(self) -> int:
-        return len(self.dimensions)
 
     def __iter__(self) -> Iterator[Dimension]:
         return iter(self.dimensions)
@@ -203,7 +206,7 @@ class PartialShape:
 
 
 @dataclass(frozen=True, slots=True)
-class NamedShape:
+class NamedShape(_Axes):
     """A `PartialShape` whose axes may have names: `batch:1..64, seq:1..512, 384`.
 
     Axes of the same name have the same size, within a tensor and across the inputs of a request. `names` is parallel to
@@ -236,24 +239,10 @@ class NamedShape:
         entries = [_parse_named(part) for part in _split_text(value)]
         return cls(tuple(name for name, _ in entries), tuple(dimension for _, dimension in entries))
 
-    def admits(self, shape: Sequence[int]) -> bool:
-        """Tell whether the shape has the same rank and each size lies within its dimension."""
-        return _admit(self.dimensions, shape)
-
     @property
     def partial_shape(self) -> PartialShape:
         """The dimensions without their names."""
         return PartialShape(self.dimensions)
-
-    @property
-    def rank(self) -> int:
-        """The number of axes."""
-        return len(self.dimensions)
-
-    @property
-    def is_dynamic(self) -> bool:
-        """Tell whether more than one shape is admitted."""
-        return any(dimension.is_dynamic for dimension in self.dimensions)
 
     @property
     def batch_axis(self) -> int | None:
@@ -262,9 +251,6 @@ class NamedShape:
             if name == BATCH and dimension.is_dynamic:
                 return axis
         return None
-
-    def __len__(self) -> int:
-        return len(self.dimensions)
 
     def __str__(self) -> str:
         return ", ".join(map(_named_text, self.names, self.dimensions))

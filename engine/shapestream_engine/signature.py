@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from shapestream_engine.array_bytes import array_dtype, sent_array
-from shapestream_engine.dimension_table import DimensionTable
+from shapestream_engine.arrays import array_dtype, sent_array
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ElementTypeError, EngineError, ShapeError, SignatureError
 from shapestream_engine.layout import Layout, RequestShape, Tensors
 from shapestream_engine.output_rules import Recount
-from shapestream_engine.ports import InputPort, OutputPort
+from shapestream_engine.ports import DimensionTable, InputPort, OutputPort
 from shapestream_engine.rule_check import RuleCheck
 from shapestream_engine.shapes import BATCH, MAX_SIZE, Dimension, exact_nbytes
 from shapestream_engine.strategy import Sizes, Strategy, parse_strategy
@@ -302,7 +301,7 @@ class ModelSignature:
         """Check a layout and return the request's sizes and bytes; raises `ShapeError` if it does not fit.
 
         The lengths of the buffers are not checked: they must equal the returned `nbytes`. Nothing is cached here; callers
-        keep a `Memo` of layouts.
+        remember layouts.
         """
         request = _resolved(self, layout)
         if request.total_nbytes or not self.inputs:
@@ -360,6 +359,11 @@ class ModelSignature:
             shape if number is None else (*shape, prod(shape) * sizes[number])
             for shape, number in zip(self.input_shapes(sizes), self.table.strings, strict=True)
         )
+
+    def spell(self, sizes: Sequence[int]) -> str:
+        """Return the sizes as text: `batch 2, seq 7`."""
+        named = zip(self.dimensions, sizes, strict=True)
+        return ", ".join(f"{name} {size}" for name, size in named) or "the only shape"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for the wire; `from_dict` makes an equal signature of it."""

@@ -12,14 +12,17 @@ give wrong results later (docs/backends.md). Every error of a call fails the bat
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 
 from shapestream_engine.batch import BatchInputs, BatchReport, ErrorCode
 from shapestream_engine.batch_run import BatchRun
+from shapestream_engine.batching.calls import merge_sizes
+from shapestream_engine.compiled_model import RequestPool
 from shapestream_engine.errors import EngineError, InferenceError, InvalidInput, message_of
 from shapestream_engine.infer_request import InferRequest
-from shapestream_engine.request_pool import RequestPool
+from shapestream_engine.layout import RequestShape, Tensors
+from shapestream_engine.signature import ModelSignature
 
 
 class Runner:
@@ -165,6 +168,26 @@ class Runner:
             # shapestream raises no such error, so the model did.
             code, message = ErrorCode.MODEL_ERROR, f"{type(error).__name__}: {words}"
         return _failed(batch, code, message, busy_s=perf_counter() - began)
+
+
+def run_batch(
+    runner: Runner, signature: ModelSignature, members: Sequence[Tensors], shapes: Sequence[RequestShape]
+) -> BatchReport:
+    """Run these requests of a model as one batch, which nothing withdraws, at the sizes that they need together.
+
+    `shapes` are the `resolve` results of the requests. Raises `ShapeError` for requests that cannot share a call.
+    """
+    report = runner.run(
+        BatchInputs(
+            batch=0,
+            model=signature.name,
+            sizes=merge_sizes(signature, [shape.rounded for shape in shapes]),
+            members=tuple(members),
+            shapes=tuple(shapes),
+        )
+    )
+    assert report is not None  # nothing withdraws it
+    return report
 
 
 def _about_empty(batch: BatchInputs, pool: RequestPool) -> str:

@@ -18,8 +18,8 @@ from itertools import pairwise, product
 from math import prod
 from typing import Any, TypeAlias, TypeGuard
 
-from shapestream_engine.dimension_table import DimensionTable
 from shapestream_engine.errors import SignatureError
+from shapestream_engine.ports import DimensionTable
 from shapestream_engine.shapes import BATCH
 
 Sizes: TypeAlias = tuple[int, ...]

@@ -18,7 +18,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from shapestream_engine.errors import ElementTypeError, ShapeError
-from shapestream_engine.layout import Buffer
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -50,7 +49,7 @@ def pack(element_type: str, array: Array) -> tuple[Sizes, bytes]:
     return (*array.shape, len(contents)), lengths.tobytes() + contents
 
 
-def unpack(element_type: str, shape: Sizes, buffer: Buffer) -> Array:
+def unpack(element_type: str, shape: Sizes, buffer: Any) -> Array:
     """Return the elements as an array of objects; raises `ShapeError` where `check` does."""
     contents, lengths = _parts(shape, buffer)
     array = np.empty(len(lengths), object)
@@ -79,7 +78,7 @@ def as_strings(element_type: str, value: Any) -> Array:
     return objects
 
 
-def check(element_type: str, shape: Sizes, buffer: Buffer) -> int:
+def check(element_type: str, shape: Sizes, buffer: Any) -> int:
     """Return the bytes of the longest element; no object is made of any.
 
     Raises `ShapeError` where the lengths do not fit the bytes, and for an element of the type `str` that is no UTF-8.
@@ -96,7 +95,7 @@ def check(element_type: str, shape: Sizes, buffer: Buffer) -> int:
     return int(lengths.max(initial=0))
 
 
-def divided(shape: Sizes, buffer: Buffer, counts: Sequence[int]) -> list[tuple[int, bytes]]:
+def divided(shape: Sizes, buffer: Any, counts: Sequence[int]) -> list[tuple[int, bytes]]:
     """Return the elements in groups of these counts, in order: of each group the bytes of its elements, and its buffer.
 
     Raises `ShapeError` where the lengths do not fit the bytes, or the counts do not add up to the elements.
@@ -113,7 +112,7 @@ def divided(shape: Sizes, buffer: Buffer, counts: Sequence[int]) -> list[tuple[i
     return groups
 
 
-def joined(parts: Iterable[tuple[Sizes, Buffer]]) -> tuple[int, bytes]:
+def joined(parts: Iterable[tuple[Sizes, Any]]) -> tuple[int, bytes]:
     """Return the bytes of the elements of all parts, one part after the other, and their buffer; `divided` undoes it."""
     lengths, contents = [], []
     for shape, buffer in parts:
@@ -132,7 +131,7 @@ def _check_beginnings(contents: memoryview, lengths: Array) -> None:
         raise ShapeError(f"element {int(cut.argmax()) + 1} is no UTF-8: it begins within a character")
 
 
-def _parts(shape: Sizes, buffer: Buffer) -> tuple[memoryview, Array]:
+def _parts(shape: Sizes, buffer: Any) -> tuple[memoryview, Array]:
     """Return the bytes of all elements, and the length of each."""
     whole = memoryview(buffer)
     whole = whole.cast("B") if whole.nbytes else memoryview(b"")  # a view without elements cannot be cast

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from math import prod
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -13,6 +14,7 @@ from shapestream_engine.errors import ElementTypeError, ShapeError
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import Dimension, NamedShape, checked_sizes, exact_nbytes
 from shapestream_engine.signature import ModelSignature
+from shapestream_engine.string_arrays import STRING_TYPES
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -47,7 +49,48 @@ class TensorLike(Protocol):
         """Number of moves of the data to another address since the tensor was made."""
 
 
-class Tensor:
+class _OwnTensor(ABC):
+    """Base of this package's tensors: their shape, and their data as an array."""
+
+    __slots__ = ("_data", "_element_type", "_shape")
+    _data: Array
+    _element_type: str
+    _shape: tuple[int, ...]
+
+    @property
+    def element_type(self) -> str:
+        """The name of the element type, OpenVINO's for numbers: `f32`, `str`."""
+        return self._element_type
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The size of each axis; setting it is `set_shape`."""
+        return self._shape
+
+    @shape.setter
+    def shape(self, shape: tuple[int, ...]) -> None:
+        self.set_shape(shape)
+
+    @property
+    def data(self) -> Array:
+        """The array of `shape`, C-contiguous and valid until the shape is set again."""
+        return self._data
+
+    def set_shape(self, shape: Sequence[int]) -> None:
+        """Resize the tensor in place; the contents become undefined, or empty strings.
+
+            tensor.set_shape((4, 128))
+
+        Raises `ShapeError`, and changes nothing, for sizes that are no integers from 0, and beyond the upper bound.
+        """
+        if shape != self._shape:
+            self._resize(checked_sizes(shape))
+
+    @abstractmethod
+    def _resize(self, sizes: tuple[int, ...]) -> None: ...
+
+
+class Tensor(_OwnTensor):
     """A C-contiguous tensor, aligned to 64 bytes, with the semantics of OpenVINO's `set_shape`.
 
         tensor = Tensor("f32", (2, 3))
@@ -62,12 +105,9 @@ class Tensor:
     __slots__ = (
         "_address",
         "_capacity_bytes",
-        "_data",
         "_dtype",
-        "_element_type",
         "_offset",
         "_reallocations",
-        "_shape",
         "_storage",
         "_upper_bound_bytes",
     )
@@ -92,25 +132,6 @@ class Tensor:
         self._shape, self._data = sizes, self._view(sizes)
 
     @property
-    def element_type(self) -> str:
-        """OpenVINO's name of the element type, such as `f32`."""
-        return self._element_type
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The size of each axis; setting it is `set_shape`."""
-        return self._shape
-
-    @shape.setter
-    def shape(self, shape: tuple[int, ...]) -> None:
-        self.set_shape(shape)
-
-    @property
-    def data(self) -> Array:
-        """A C-contiguous view of `shape`, valid until the shape is set again."""
-        return self._data
-
-    @property
     def byte_size(self) -> int:
         """Size in bytes of the present shape."""
         return self._data.nbytes
@@ -124,16 +145,6 @@ class Tensor:
     def reallocations(self) -> int:
         """Number of moves of the data to another address since the tensor was made."""
         return self._reallocations
-
-    def set_shape(self, shape: Sequence[int]) -> None:
-        """Resize the tensor in place; the contents become undefined.
-
-            tensor.set_shape((4, 128))
-
-        Raises `ShapeError`, and changes nothing, for sizes that are no integers from 0, and beyond the upper bound.
-        """
-        if shape != self._shape:
-            self._resize(checked_sizes(shape))
 
     def _resize(self, sizes: tuple[int, ...]) -> None:
         needed = self._nbytes_of(sizes)
@@ -218,6 +229,40 @@ class ArrayTensor(Tensor):
     def _allocate(self, capacity: int) -> None:
         self._storage, self._offset = self._array.reshape(-1).view(np.uint8), 0
         self._address, self._capacity_bytes = self._array.ctypes.data, self._array.nbytes
+
+
+# ---------------------------------------------------------------- of strings
+
+
+class StringTensor(_OwnTensor):
+    """A tensor of elements `str` or `bytes`, with the interface of `Tensor`; each shape begins with empty strings.
+
+        tensor = StringTensor("str", (2,))
+        tensor.data[...] = ["a", "b"]
+
+    Without a shape, the tensor starts empty, `(0,)`. The elements are Python objects, so no memory is reserved, and
+    `reallocations` stays 0.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, element_type: str, shape: Sequence[int] | None = None) -> None:
+        if element_type not in STRING_TYPES:
+            raise ElementTypeError(f"strings are {' or '.join(STRING_TYPES)}, not {element_type!r}")
+        self._element_type = element_type
+        self._resize((0,) if shape is None else checked_sizes(shape))
+
+    @property
+    def reallocations(self) -> int:
+        """0: an array of objects has no memory that is worth keeping."""
+        return 0
+
+    def _resize(self, sizes: tuple[int, ...]) -> None:
+        self._data = np.full(sizes, "" if self._element_type == "str" else b"", object)
+        self._shape = sizes
+
+    def __repr__(self) -> str:
+        return f"StringTensor({self._element_type}, {list(self.shape)})"
 
 
 # ---------------------------------------------------------------- upper bounds

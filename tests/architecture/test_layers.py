@@ -124,3 +124,44 @@ def test_no_test_imports_from_another_test() -> None:
         if isinstance(node, ast.ImportFrom) and (node.module or "").rpartition(".")[2].startswith("test_")
     }
     assert set() == offenders
+
+
+BARE = """
+import importlib, sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in OPTIONAL:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+for name in MODULES:
+    importlib.import_module(name)
+"""
+STARTED = [
+    "shapestream",
+    "shapestream.aio",
+    "shapestream.blocking",
+    "shapestream.testing",
+    *[
+        f"shapestream_workers.{name}"
+        for name in (
+            "cli",
+            "serve",
+            "worker_process",
+            "check",
+            "models",
+            "costs",
+            "gateways",
+            "health",
+            "stats",
+            "target",
+        )
+    ],
+]
+
+
+def test_the_bare_install_starts_without_any_extra() -> None:
+    """What the commands import before they know which extras a configuration needs."""
+    names = {name for name in OPTIONAL if name != "google"} | {"ruamel"}
+    program = BARE.replace("OPTIONAL", repr(names)).replace("MODULES", repr(STARTED))
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (0, "") == (ran.returncode, ran.stderr)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -133,8 +133,12 @@ class Command:
 class Served(Command):
     """A running `shapestream serve`."""
 
-    def __init__(self, folder: Path, config: Path, label: str) -> None:
-        super().__init__(folder, ["serve", str(config)], label)
+    def __init__(self, folder: Path, config: Path, label: str, constants: Mapping[str, Any] = {}) -> None:
+        """`constants`: fields of `ServerSettings` with other values, which no YAML can give them."""
+        arguments = ["serve", str(config)]
+        if constants:
+            self.MODULE, arguments = "tests.e2e.changed_server", [json.dumps(constants), *arguments]
+        super().__init__(folder, arguments, label)
         self.config = config
         self.address = f"ipc://{folder}/s.sock"
 
@@ -167,16 +171,16 @@ class Workplace:
         config.write_text(text)
         return config
 
-    def serve(self, text: str | Path) -> Served:
-        """Starts `shapestream serve`; the server listens when this returns."""
-        served = self.try_serve(text)
+    def serve(self, text: str | Path, **constants: Any) -> Served:
+        """Starts `shapestream serve`, with changed constants of the server; it listens when this returns."""
+        served = self.try_serve(text, **constants)
         served.wait_for("server ready")
         return served
 
-    def try_serve(self, text: str | Path) -> Served:
+    def try_serve(self, text: str | Path, **constants: Any) -> Served:
         """Starts `shapestream serve`, which may not succeed."""
         config = text if isinstance(text, Path) else self.write(text)
-        served = Served(self.folder, config, f"serve{len(self.commands)}")
+        served = Served(self.folder, config, f"serve{len(self.commands)}", constants)
         self.commands.append(served)
         return served
 

@@ -1,4 +1,4 @@
-"""`shapestream serve` that remembers the stories of a few hundred requests, so that they are full before a soak is warm.
+"""`shapestream serve` that remembers a few hundred stories and few replies, so that both are full before a soak is warm.
 
 With `LEAK` in the environment its event loop keeps 1.5 KiB of each turn for good, which the soak must find.
 """
@@ -9,6 +9,7 @@ import os
 from functools import partial
 
 import trio
+from tests.e2e.changed_server import change
 
 from shapestream.serving import stories
 from shapestream_workers.__main__ import main
@@ -33,6 +34,7 @@ if __name__ == "__main__":
     if not stories.MOST_ANSWERED > REMEMBERED:
         raise AssertionError("there are fewer stories than the soak expects")
     stories.MOST_ANSWERED = REMEMBERED
+    change(kept_bytes=8 << 20, kept_s=5.0)
     if LEAK in os.environ:
         trio.run = partial(trio.run, instruments=[Leak()])  # what the command calls
     main()

@@ -6,6 +6,8 @@ import signal
 
 from tests.e2e.importable.poisonous import CRASH, EXIT, HANG
 
+GRACE_S = 0.5
+"""The server's `hang_grace_s`: seconds until the worker of a hanging batch is killed."""
 ENDS = {CRASH: -signal.SIGSEGV, EXIT: 7, HANG: -signal.SIGKILL}
 """By the number that does it, the status that the worker ends with."""
 
@@ -13,7 +15,7 @@ ENDS = {CRASH: -signal.SIGSEGV, EXIT: 7, HANG: -signal.SIGKILL}
 def poisonous(*, slots: int, hang_after_s: str, server: str = "") -> str:
     """The YAML: two worker processes with so many slots each, and more settings of the server."""
     return f"""\
-    server: {{listen: [ipc://s.sock], hang_grace_s: 0.5{server}}}
+    server: {{listen: [ipc://s.sock]{server}}}
     models:
       - name: poisonous
         function: poisonous:double

@@ -22,13 +22,13 @@ import psutil
 from tests.e2e.conftest import PATIENCE_S, Served, Workplace, until
 from tests.e2e.importable.poisonous import CRASH, HANG
 from tests.e2e.interruption import obey
-from tests.e2e.poison import ENDS, poisonous
+from tests.e2e.poison import ENDS, GRACE_S, poisonous
 from tests.e2e.slopes import trend
 
 from shapestream import blocking
 from shapestream.client.opened_models import Failed
 
-SERVER = ", worker_silence_s: 60, kept_bytes: 1 MiB"
+SERVER = ", worker_silence_s: 60"
 # What the server may grow by over a run after its warm-up: the allocator meets its worst moment late.
 MOST_GROWTH_MB = 5.0
 # A batch takes 50 ms. On a machine that stands still for a moment it must not be taken for one that hangs.
@@ -99,7 +99,9 @@ def soak(
     """Reload so often, with a poison after each `every`th, of these kinds in turns. Without hangs none is looked for."""
     report = Report()
     hang_after_s = str(HANG_AFTER_S) if HANG in kinds else "off"
-    served = place.serve(poisonous(slots=1, hang_after_s=hang_after_s, server=SERVER))
+    served = place.serve(
+        poisonous(slots=1, hang_after_s=hang_after_s, server=SERVER), hang_grace_s=GRACE_S, kept_bytes=1 << 20
+    )
     served.wait_for("workers ready")
     server, poisons, deaths = psutil.Process(served.pid), 0, 0
     with served.client() as client, served.client() as other, Honest(client) as honest:

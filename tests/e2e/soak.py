@@ -34,8 +34,6 @@ import shapestream
 CONFIG = """\
     server:
       listen: [ipc://s.sock, "tcp://127.0.0.1:*"]
-      kept_bytes: 8 MiB   # full before the warm-up is over
-      kept_s: 5
     models:
       - name: m
         function: soaked:{function}
@@ -48,7 +46,7 @@ CONFIG = """\
 # What a process may grow by between the end of the warm-up and the end of the run, however long that is: the allocator
 # meets its worst moment late (2.3 MB were seen in a run of 45 s, and less in longer ones). A leak passes it, sooner or
 # later: in an hour, one of 2.4 KB a second, some five bytes per request. What the server keeps of requests that ended is
-# full by then: `kept_bytes` above, and stories (forgetful_server.py).
+# full by then (forgetful_server.py).
 MOST_GROWTH_MB = 5.0
 MOST_GROWTH_FDS = 2.0
 SIZES = (1, 7, 64, 500, 5_000, 20_000)
@@ -56,7 +54,7 @@ PAUSE_S = 0.004
 
 
 class Forgetful(Served):
-    """A server whose stories are full before the warm-up is over."""
+    """A server whose stories and kept replies are full before the warm-up is over."""
 
     MODULE = "tests.e2e.forgetful_server"
 

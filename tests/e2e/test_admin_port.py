@@ -67,9 +67,9 @@ def test_ready_means_that_every_model_has_a_slot_and_the_server_does_not_drain(w
 
 def test_live_fails_while_the_loop_stands_still_and_while_all_slots_hang(workplace: Any) -> None:
     """A stopped process does not answer; one whose only slot is lost says that only a restart helps."""
-    config = MODELS.replace("SERVER", ADMIN.replace("}", ", hang_grace_s: 0.2}"))
+    config = MODELS.replace("SERVER", ADMIN)
     served = workplace.serve(
-        config.replace("trust: true", "batching: {hang_after_s: 0.2}\n        trust: true")
+        config.replace("trust: true", "batching: {hang_after_s: 0.2}\n        trust: true"), hang_grace_s=0.2
     )
     port = port_of(served)
     served.send(signal.SIGSTOP)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shapestream_engine.calibration_cache import ENVIRONMENT, CostCache
+from shapestream_engine.calibration import ENVIRONMENT, CostCache
 from shapestream_engine.cost_table import CostTable, LearnedCosts
 
 pytestmark = pytest.mark.e2e

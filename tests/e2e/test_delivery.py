@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import trio
 from tests.e2e.conftest import PATIENCE_S
+from tests.entries import Failure, Goodbye, OpenModel, RequestEntry, ResultEntry, request_of
 from tests.pipeline.serving.raw_peer import RawPeer
 
 import shapestream
 from shapestream.transport.zeromq import DealerSocket
-from shapestream.wire.messages import Failure, Goodbye, OpenModel, RequestEntry, ResultEntry
 from shapestream_engine.layout import Tensors
 
 pytestmark = pytest.mark.e2e
@@ -71,7 +71,7 @@ def noted(sequence: int, value: float, rows: int = 1) -> RequestEntry:
     """A request whose tensors, and those of its result, are too large to travel inline."""
     x = np.full((rows, 4000), value, np.float32)
     tensors = Tensors(layout=((0, "f32", x.shape),), buffers=(x.tobytes(),))
-    return RequestEntry(sequence=sequence, model=0, remaining_ms=None, priority=0, tensors=tensors)
+    return request_of(sequence, tensors)
 
 
 def test_a_kept_reply_is_given_on_any_connection_and_the_model_ran_once(workplace: Any) -> None:

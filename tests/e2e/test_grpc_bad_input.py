@@ -20,7 +20,7 @@ from shapestream.gateway import open_inference_pb2 as protocol  # noqa: E402
 pytestmark = pytest.mark.e2e
 
 SERVED = """\
-    server: {listen: [ipc://s.sock], grpc: {address: "127.0.0.1:0", max_message: 8 MiB}}
+    server: {listen: [ipc://s.sock], grpc: {address: "127.0.0.1:0", max_body: 8 MiB}}
     models:
       - name: gated
         function: gated:double

@@ -48,6 +48,16 @@ def serve(workplace: Any, grpc_: str = '"127.0.0.1:0"', model: str = "double") -
     return served
 
 
+def gateway_with(workplace: Any, most_calls: int, model: str = "double") -> tuple[Any, str]:
+    """A server, and where a gateway that was started by hand has this limit of calls."""
+    served = serve(workplace, model=model)
+    gateway = workplace.start(
+        "gateway", served.address, "--grpc", "127.0.0.1:0", "--max-calls", str(most_calls)
+    )
+    (ready,) = gateway.wait_for("gateway ready")
+    return served, str(ready["address"].removeprefix("grpc://"))
+
+
 def place_of(served: Any) -> str:
     """Of its gRPC."""
     (line,) = served.events("grpc ready")
@@ -314,17 +324,15 @@ def test_probes_ask_by_the_standard_health_check(workplace: Any) -> None:
         assert ["NOT_SERVING", "NOT_SERVING", "SERVING"] == [status(service) for service in services]
 
 
-def test_calls_beyond_the_limit_are_refused_and_a_connection_keeps_its_own_back(workplace: Any) -> None:
-    """Of six calls on one channel three wait at their client, which is told to hold them; others' calls fail at once."""
-    served = serve(workplace, '{address: "127.0.0.1:0", max_calls: 6}', model="double_when_open")
-    place = place_of(served)
-    with Caller(place) as one, Caller(place) as two, Caller(place) as three, served.client() as client:
+def test_calls_beyond_a_callers_quota_are_refused_and_a_connection_keeps_its_own_back(workplace: Any) -> None:
+    """Of six calls on one channel three wait at their client, which is told to hold them; on another one a call fails."""
+    served, place = gateway_with(workplace, 6, model="double_when_open")
+    with Caller(place) as one, Caller(place) as two, served.client() as client:
         asked = [one.begin(request()) for _ in range(6)]
         workplace.wait_entered()
         until("three calls", lambda: queued(client) == 2)
-        asked += [two.begin(request()) for _ in range(3)]
-        until("six calls", lambda: queued(client) == 5)
-        assert "RESOURCE_EXHAUSTED" == three.refusal(request())[0]
+        status, words = two.refusal(request())
+        assert ("RESOURCE_EXHAUSTED", True) == (status, "4 calls" in words), words
         workplace.open_gate()
         for call in asked:
             call.result(TIMEOUT_S)
@@ -332,8 +340,8 @@ def test_calls_beyond_the_limit_are_refused_and_a_connection_keeps_its_own_back(
 
 def test_a_channel_at_its_limit_has_no_call_refused(workplace: Any) -> None:
     """Two calls of it run at a time, and 1,000 wait at their client in between."""
-    served = serve(workplace, '{address: "127.0.0.1:0", max_calls: 4}')
-    with Caller(place_of(served)) as caller:
+    _, place = gateway_with(workplace, 4)
+    with Caller(place) as caller:
         asked = [caller.begin(request()) for _ in range(1000)]
         assert [] == [error for call in asked if (error := call.exception(TIMEOUT_S)) is not None]
 

@@ -12,10 +12,10 @@ import msgpack
 import pytest
 import zmq
 from tests.e2e.conftest import COMMAND, PATIENCE_S
+from tests.entries import Goodbye, Hello, Role
 
 from shapestream.wire.codec import decode
 from shapestream.wire.limits import CLIENT_LIMITS
-from shapestream.wire.messages import Goodbye, Hello, Role
 from shapestream_workers.health import goodbye, greeting
 
 pytestmark = pytest.mark.e2e

@@ -11,8 +11,7 @@ import msgpack
 import pytest
 import zmq
 from tests.e2e.conftest import until
-
-from shapestream.wire.messages import WORKER_PROTOCOL
+from tests.entries import WORKER_PROTOCOL
 
 pytestmark = pytest.mark.e2e
 

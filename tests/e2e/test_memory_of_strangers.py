@@ -11,9 +11,9 @@ import pytest
 import zmq
 from tests.e2e.conftest import PATIENCE_S, Served, Workplace, until
 from tests.e2e.zmtp import Raw, dialled
+from tests.entries import Hello, ModelOpened, OpenModel, Role, request_of
 
 from shapestream.wire.codec import decode, encode
-from shapestream.wire.messages import Hello, ModelOpened, OpenModel, RequestEntry, Role
 from shapestream_engine.layout import Tensors
 
 pytestmark = pytest.mark.e2e
@@ -31,12 +31,11 @@ MODEL = """\
 SERVER = """\
     server:
       listen: [ipc://s.sock, "tcp://127.0.0.1:*"]
-      kept_bytes: 1 MiB
-      max_outbox_bytes: 64 MiB
       window_bytes: 2 GiB
       client_silence_s: 3600   # that they do not read is to be what ends them
 """
 MIB = 1 << 20
+KEPT = {"kept_bytes": MIB}
 
 
 def tcp_of(served: Served) -> str:
@@ -54,7 +53,7 @@ def resident(served: Served) -> int:
 @pytest.fixture(scope="module")
 def served(module_workplace: Workplace) -> Served:
     """A server for the tests that do not fill it."""
-    served = module_workplace.serve(SERVER + MODEL)
+    served = module_workplace.serve(SERVER + MODEL, **KEPT)
     served.wait_for("workers ready")
     return served
 
@@ -118,27 +117,25 @@ class Slow:
         self._sequence += 1
         x = np.ones((1, MIB // 4), np.float32)
         tensors = Tensors(layout=((0, "f32", x.shape),), buffers=(x.tobytes(),))
-        request = RequestEntry(
-            sequence=self._sequence, model=self.model, remaining_ms=None, priority=0, tensors=tensors
-        )
+        request = request_of(self._sequence, tensors, model=self.model)
         with suppress(zmq.Again):
             self.socket.send_multipart(encode([request]), zmq.NOBLOCK)
 
 
 @pytest.mark.parametrize(
-    ("readers", "asked", "server", "most_mib"),
+    ("readers", "asked", "outbox_mib", "most_mib"),
     [
         # 256 MiB of outbox, 32 messages that libzmq holds, and what is on its way in and out.
-        pytest.param(1, 400, SERVER.replace("64 MiB", "1 GiB"), 800, id="one fills its own outbox"),
+        pytest.param(1, 400, 1024, 800, id="one fills its own outbox"),
         # 64 MiB of outboxes, and the same of each.
-        pytest.param(3, 200, SERVER, 500, id="three fill what all may hold together"),
+        pytest.param(3, 200, 64, 500, id="three fill what all may hold together"),
     ],
 )
 def test_what_slow_readers_hold_is_bounded(
-    workplace: Workplace, readers: int, asked: int, server: str, most_mib: int
+    workplace: Workplace, readers: int, asked: int, outbox_mib: int, most_mib: int
 ) -> None:
     """Those that hold most are cut off, each once, the memory is bounded, and an honest client is served meanwhile."""
-    served = workplace.serve(server + MODEL)
+    served = workplace.serve(SERVER + MODEL, max_outbox_bytes=outbox_mib * MIB, **KEPT)
     served.wait_for("workers ready")
     before = most = resident(served)
     slow = [Slow(tcp_of(served)) for _ in range(readers)]

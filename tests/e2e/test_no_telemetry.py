@@ -97,7 +97,7 @@ class Witnessed:
             "PYTHONPATH": str(hook),
             "LOOKED_UP": str(self._looked_up),
         }
-        self._prefix: list[str] = []
+        self.tracer: list[str] = []
         if strace:
             trace = [
                 "-f",
@@ -107,13 +107,13 @@ class Witnessed:
                 "-o",
                 str(self._traces / "t"),
             ]
-            self._prefix = ["strace", "-qq", *trace]
+            self.tracer = ["strace", "-qq", *trace]
 
     def start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         """One command, with its words in files."""
         with (self.folder / "words").open("wb") as words:
             return subprocess.Popen(
-                [*self._prefix, *command],
+                [*self.tracer, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=words,
                 stderr=words,
@@ -179,7 +179,7 @@ def test_a_server_its_workers_and_their_probes_look_nothing_up(witnessed: Witnes
         )
         # To the command itself: strace holds signals back while it traces.
         child = Path(f"/proc/{served.pid}/task/{served.pid}/children").read_text().split()
-        os.kill(int(child[0]) if witnessed._prefix else served.pid, signal.SIGTERM)
+        os.kill(int(child[0]) if witnessed.tracer else served.pid, signal.SIGTERM)
         assert 0 == served.wait(PATIENCE_S), witnessed.words()
     finally:
         served.kill()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.e2e.importable.poisonous import CRASH, EXIT, HANG
-from tests.e2e.poison import ENDS, poisonous
+from tests.e2e.poison import ENDS, GRACE_S, poisonous
 
 from shapestream.client.opened_models import Failed
 
@@ -43,7 +43,7 @@ def test_a_poison_among_many_ends_two_workers_and_nobody_else(
     workplace: Any, poison: int, hang_after_s: str
 ) -> None:
     """It crashes, exits or hangs: it alone is `poisoned`, all others are answered; its like is refused at once."""
-    served = workplace.serve(poisonous(slots=2, hang_after_s=hang_after_s))
+    served = workplace.serve(poisonous(slots=2, hang_after_s=hang_after_s), hang_grace_s=GRACE_S)
     served.wait_for("workers ready")
     _ends_two_workers(served, poison)
 
@@ -56,7 +56,7 @@ def test_a_poison_after_a_reload_ends_two_workers_and_nobody_else(
     workplace: Any, poison: int, hang_after_s: str
 ) -> None:
     """Processes that took the place of others on SIGHUP are known as the first ones were."""
-    served = workplace.serve(poisonous(slots=2, hang_after_s=hang_after_s))
+    served = workplace.serve(poisonous(slots=2, hang_after_s=hang_after_s), hang_grace_s=GRACE_S)
     served.wait_for("workers ready")
     served.send(signal.SIGHUP)
     served.wait_for("worker ended", 2)

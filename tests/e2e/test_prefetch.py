@@ -156,9 +156,10 @@ def test_sigterm_takes_what_waits_behind_a_hanging_batch_to_another_worker(workp
     the batch behind is answered by the other worker, within the grace. Nothing began twice but the one that hangs."""
     held = MODEL.replace("noted_when_open", "held").replace("hang_after_s: off", "hang_after_s: 4")
     served = workplace.serve(
-        "    server: {listen: [ipc://s.sock], hang_grace_s: 0.5, grace_s: 60}\n"
+        "    server: {listen: [ipc://s.sock], grace_s: 60}\n"
         + held
-        + "    workers: [{count: 2, slots: 1, threads: 1}]\n"
+        + "    workers: [{count: 2, slots: 1, threads: 1}]\n",
+        hang_grace_s=0.5,
     )
     served.wait_for("workers ready")
     with served.client() as client, ThreadPoolExecutor(4) as threads:

@@ -57,7 +57,7 @@ def test_a_reload_says_what_changed_and_ends_with_0(workplace: Any) -> None:
             model("kept"),
             model("new"),
             model("other").replace("trust: true", "batching: {max_delay_ms: 7}, trust: true"),
-            server=SERVER.replace("}", ", kept_s: 30}"),
+            server=SERVER.replace("}", ", grace_s: 30}"),
         )
     )
     ran = workplace.invoke("reload", f"127.0.0.1:{port}")
@@ -68,7 +68,7 @@ def test_a_reload_says_what_changed_and_ends_with_0(workplace: Any) -> None:
         "models removed: gone",
         "model changed: other (batching)",
         "workers replaced: w0, w1",
-        "changed only by a restart of the server: server.kept_s, models[other].batching",
+        "changed only by a restart of the server: server.grace_s, models[other].batching",
     ] == lines
     assert re.fullmatch(r"done after \d+\.\d s", last)
     assert not first & set(served.workers().values())

@@ -268,7 +268,7 @@ def test_a_process_whose_parent_is_killed_ends_by_itself(busy: str) -> None:
     """`end_with_parent`, in a grandchild that ignores SIGTERM; also in a call that never ends and holds the interpreter."""
     child = (
         "import re, signal, sys, threading\n"
-        "from shapestream_workers.process import end_with_parent\n"
+        "from shapestream_engine.machine import end_with_parent\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "end_with_parent()\n"
         "print('up', flush=True)\n"

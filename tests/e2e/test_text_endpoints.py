@@ -159,7 +159,7 @@ def test_check_takes_the_chain(workplace: Any) -> None:
 FOLDER = """\
     server:
       listen: [ipc://s.sock]
-      http: {address: "127.0.0.1:0", openai: {embeddings: sentences}, tei: sentences}
+      http: {address: "127.0.0.1:0", openai: sentences, tei: sentences}
     models: [{name: sentences, path: FOLDER, calibration_s: 0, trust: true}]  # what proves it is tested elsewhere
     workers: [{count: 1, slots: 1}]
 """

@@ -8,9 +8,9 @@ import socket
 import struct
 
 from tests.e2e.conftest import PATIENCE_S
+from tests.entries import Heartbeat
 
 from shapestream.wire.codec import encode
-from shapestream.wire.messages import Heartbeat
 
 # Nothing more is taken for so long: libzmq and the kernel are full.
 STUCK_S = 0.5

@@ -1,6 +1,6 @@
 """Models, requests and seeded errors of test_audit_rounding: do audits call rounding a mismatch, do they find errors?
 
-Offline, with the judgement of the auditor (`probing/movement.py`) and kernels of NumPy, ONNX Runtime and OpenVINO. A
+Offline, with the judgement of the auditor (`probing/tolerances.py`) and kernels of NumPy, ONNX Runtime and OpenVINO. A
 comparison is one answer from a call of 16 requests beside the same request alone, at every element. Tolerances come from
 inputs around 1, as those of a proof do; live inputs are larger, or cancel. Of right answers, none may be a mismatch. In
 others an error is seeded: each such answer should be one.
@@ -15,8 +15,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from shapestream_engine.probing.movement import RUNS, Movements, changed_values
-from shapestream_engine.probing.tolerances import TOLERANCES, OutputTolerance, compare, distances
+from shapestream_engine.probing.tolerances import (
+    RUNS,
+    TOLERANCES,
+    Movements,
+    OutputTolerance,
+    changed_values,
+    compare,
+    distances,
+)
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Kernel: TypeAlias = Callable[[Array], Array]

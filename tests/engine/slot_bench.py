@@ -17,7 +17,7 @@ from shapestream_engine import (
     Tensors,
     element_type_of,
 )
-from shapestream_engine.array_bytes import array_of, sent_array
+from shapestream_engine.arrays import array_of, sent_array
 from shapestream_engine.batching.calls import merge_sizes
 
 Array = np.ndarray[Any, Any]

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from shapestream_engine import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
-from shapestream_engine.calibration import calibrate
-from shapestream_engine.calibration_cache import ENVIRONMENT, CostCache, cost_key
+from shapestream_engine.calibration import ENVIRONMENT, Calibration, CostCache, calibrate, cost_key
 from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_engine.machine import cpu_name
 from shapestream_engine.probe import ProbeOptions, ProofCache
@@ -90,6 +89,21 @@ def test_the_second_start_measures_nothing(cache):
     assert (False, True) == (first.from_cache, second.from_cache)
     assert first.table == second.table
     assert [] == calls
+
+
+def test_a_calibration_that_was_cut_short_is_told_and_not_kept(cache):
+    """Its few points serve this process; the next start measures again, and keeps the whole."""
+
+    def start(budget_s: float) -> Calibration:
+        return calibrate(
+            counting([]), slots=1, max_batch=None, budget_s=budget_s, values={}, key="k", cache=cache
+        )
+
+    first, second, third = start(1e-6), start(60.0), start(60.0)
+    assert [False, False, True] == [each.from_cache for each in (first, second, third)]
+    assert any("cut short" in finding for finding in first.findings)
+    assert () == second.findings
+    assert len(first.table.points) < len(second.table.points)
 
 
 def test_a_saved_table_of_other_dimensions_is_not_used(cache):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shapestream_engine.containers import Allowance, allowed_cpus, allowed_memory
+from shapestream_engine.machine import Allowance, allowed_cpus, allowed_memory
 
 V2, V1 = "0::{}\n", "4:memory:{0}\n3:cpu,cpuacct:{0}\n2:name=systemd:/\n"
 GIB = 1 << 30
@@ -129,7 +129,7 @@ def quota_of_one() -> Iterator[Path]:
 
 def test_a_real_quota_counts(quota_of_one: Path) -> None:
     """A process that is put into the group sees it."""
-    code = "from shapestream_engine.containers import allowed_cpus; print(allowed_cpus())"
+    code = "from shapestream_engine.machine import allowed_cpus; print(allowed_cpus())"
     ran = subprocess.run(
         [
             "/bin/sh",

@@ -20,7 +20,7 @@ from shapestream_engine import (
     engine_of,
     read_model,
 )
-from shapestream_engine.calibration_cache import cost_key
+from shapestream_engine.calibration import cost_key
 from shapestream_engine.probe import ProbeOptions
 
 MOMENTS = np.array([1.7e9 + 0.125, 1.7e9 + 1, 1.7e9 - 3])

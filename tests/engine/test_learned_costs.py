@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapestream_engine.calibration_cache import MOST_LEARNED, CostCache
+from shapestream_engine.calibration import MOST_LEARNED, CostCache
 from shapestream_engine.cost_table import MAX_POINTS, MAX_SECONDS, CostPoint, CostTable, LearnedCosts
 from shapestream_engine.errors import EngineError
 

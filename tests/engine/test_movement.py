@@ -9,8 +9,14 @@ import pytest
 
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model
-from shapestream_engine.probing.movement import Movement, Movements, change_of, changed
-from shapestream_engine.probing.tolerances import TOLERANCES, OutputTolerance
+from shapestream_engine.probing.tolerances import (
+    TOLERANCES,
+    Movement,
+    Movements,
+    OutputTolerance,
+    change_of,
+    changed,
+)
 from shapestream_engine.signature import ModelSignature
 
 FLOATS = OutputTolerance(TOLERANCES["f32"], overall=1.0)

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapestream_engine import InputPort, ModelSignature, NamedShape, OutputPort, RequestShape, Rows, Tensors
-from shapestream_engine.batching.calls import CallPlanner
-from shapestream_engine.batching.pieces import Piece, PieceCutter, divide
+from shapestream_engine.batching.calls import CallPlanner, Piece, PieceCutter, divide
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.strategy import Strategy
 

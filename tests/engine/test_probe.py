@@ -14,7 +14,7 @@ from openvino import opset13 as op
 
 from shapestream_engine import InputSpec, ModelSpec, OutputSpec, SignatureError, compile_model
 from shapestream_engine.probe import Finding, ProbeOptions, ProbeReport, ProofCache, prove
-from shapestream_engine.probing import budget, examination
+from shapestream_engine.probing import examination, model_calls
 from shapestream_engine.probing.evidence import LEAST_REQUESTS
 from shapestream_engine.probing.inputs import Integers, Normal, Uniform
 from shapestream_engine.strategy import parse_strategy
@@ -438,8 +438,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cpu_s = self.wall_s = 0.0
-        monkeypatch.setattr(budget, "process_time", lambda: self.cpu_s)
-        monkeypatch.setattr(budget, "monotonic", lambda: self.wall_s)
+        monkeypatch.setattr(model_calls, "process_time", lambda: self.cpu_s)
+        monkeypatch.setattr(model_calls, "monotonic", lambda: self.wall_s)
 
     def prove(self, *, cpu_s: float, wall_s: float, threads: int) -> Finding:
         """Prove a model of which each call takes so long."""

@@ -6,6 +6,7 @@ import importlib
 import json
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -23,7 +24,6 @@ from shapestream_engine import (
 from shapestream_engine.machine import runtime_of
 from shapestream_engine.pooling import Pooling
 from shapestream_engine.probe import Finding, ProbeOptions, ProbeReport, ProofCache, Treatment, prove
-from shapestream_engine.probing import cache as cache_module
 from shapestream_engine.probing.cache import proof_key
 from shapestream_engine.probing.child import Task
 from shapestream_engine.probing.inputs import Samples, Uniform
@@ -94,21 +94,24 @@ def test_a_proof_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert first.findings == prove(renamed, compile_model(renamed), ProbeOptions(), cache=cache).findings
 
 
-def test_whoever_comes_at_the_same_time_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def kept(
+    folder: Path, spec: ModelSpec, compiled: CompiledModel, make: Callable[[], ProbeReport] = lambda: REPORT
+) -> ProbeReport:
+    """The proof of a model that lies in this folder, else the one that is made now."""
+    task = Task(spec=spec, options=ProbeOptions(), threads=None)
+    return ProofCache(folder).kept(task, compiled.signature, make)
+
+
+def test_whoever_comes_at_the_same_time_waits(tmp_path: Path) -> None:
     """Several workers that start together make one proof."""
     spec, compiled = model("numpy:sort")
     proofs = []
-    made = cache_module.ProofCache(tmp_path)
 
-    def counted(*_: object) -> ProbeReport:
+    def counted() -> ProbeReport:
         proofs.append(threading.current_thread().name)
         return REPORT
 
-    monkeypatch.setattr("shapestream_engine.probe._prove", counted)
-    threads = [
-        threading.Thread(target=prove, args=(spec, compiled, ProbeOptions()), kwargs={"cache": made})
-        for _ in range(4)
-    ]
+    threads = [threading.Thread(target=kept, args=(tmp_path, spec, compiled, counted)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -289,35 +292,26 @@ def test_all_files_of_a_model_count_and_no_others(
     assert first != key_of(spec, compiled, ProbeOptions())
 
 
-def test_what_would_perhaps_not_happen_again_is_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_would_perhaps_not_happen_again_is_not_kept(tmp_path: Path) -> None:
     """A crash may have been the memory's fault, a hang the machine's."""
     spec, compiled = model("numpy:sort")
-    monkeypatch.setattr("shapestream_engine.probe._prove", lambda *_: replace(REPORT, conclusive=False))
-    prove(spec, compiled, ProbeOptions(), cache=ProofCache(tmp_path))
+    kept(tmp_path, spec, compiled, lambda: replace(REPORT, conclusive=False))
     assert [] == list(tmp_path.glob("*.json"))
 
 
 @pytest.mark.parametrize("rubbish", ["", "{", "[]", '{"model": "m"}'])
-def test_an_entry_that_cannot_be_read_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rubbish: str
-) -> None:
+def test_an_entry_that_cannot_be_read_is_made_anew(tmp_path: Path, rubbish: str) -> None:
     """Cut short by a full disk, or written by a version that nobody knows."""
     spec, compiled = model("numpy:sort")
-    monkeypatch.setattr("shapestream_engine.probe._prove", lambda *_: REPORT)
-    prove(spec, compiled, ProbeOptions(), cache=ProofCache(tmp_path))
+    kept(tmp_path, spec, compiled)
     (entry,) = tmp_path.glob("*.json")
     entry.write_text(rubbish)
-    assert REPORT == prove(spec, compiled, ProbeOptions(), cache=ProofCache(tmp_path))
+    assert REPORT == kept(tmp_path, spec, compiled)
     assert REPORT == ProbeReport.from_dict(json.loads(entry.read_text()))
 
 
-def test_a_folder_that_cannot_be_written_costs_time_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None:
     """A file stands where the folder should be."""
     spec, compiled = model("numpy:sort")
     (tmp_path / "file").touch()
-    monkeypatch.setattr("shapestream_engine.probe._prove", lambda *_: REPORT)
-    assert REPORT == prove(spec, compiled, ProbeOptions(), cache=ProofCache(tmp_path / "file" / "probe"))
+    assert REPORT == kept(tmp_path / "file" / "probe", spec, compiled)

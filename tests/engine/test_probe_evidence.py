@@ -14,8 +14,7 @@ from tests.engine.wrong_models.counter_examples import COUNTER_EXAMPLES, Counter
 
 from shapestream_engine import compile_model
 from shapestream_engine.probe import prove
-from shapestream_engine.probing import budget
-from shapestream_engine.probing.budget import WALL
+from shapestream_engine.probing import model_calls
 from shapestream_engine.probing.cases import EVERY_COUNT
 from shapestream_engine.probing.evidence import (
     ENOUGH,
@@ -25,11 +24,13 @@ from shapestream_engine.probing.evidence import (
     MOST_SKIPPED,
     MOST_TIES,
     Doubt,
+    Finding,
     OutputEvidence,
+    Treatment,
     without_jumps,
 )
 from shapestream_engine.probing.examination import ProbeOptions
-from shapestream_engine.probing.report import Finding, Treatment
+from shapestream_engine.probing.model_calls import WALL
 from shapestream_engine.probing.tolerances import Difference
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -178,8 +179,8 @@ def test_no_slow_model_is_served_where_it_is_wrong(monkeypatch: pytest.MonkeyPat
     """Fewer requests and numbers of rows are tried, and less is served: a case that hides exchanged rows, such as a request
     on both sides of another, judges no number of rows."""
     now_s = 0.0
-    monkeypatch.setattr(budget, "process_time", lambda: 0.0)
-    monkeypatch.setattr(budget, "monotonic", lambda: now_s)
+    monkeypatch.setattr(model_calls, "process_time", lambda: 0.0)
+    monkeypatch.setattr(model_calls, "monotonic", lambda: now_s)
 
     def slow(call: Callable[[Array], Array]) -> Callable[[Array], Array]:
         def later(x: Array) -> Array:

@@ -11,15 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapestream_engine import InputSpec, ModelSpec, OutputSpec, SignatureError, compile_model
-from shapestream_engine.array_bytes import array_of
+from shapestream_engine.arrays import array_of
 from shapestream_engine.calibration import calibrate
 from shapestream_engine.calibration_shapes import call_nbytes, stages
 from shapestream_engine.comparison import compare_answers
 from shapestream_engine.ports import InputPort
+from shapestream_engine.probing.evidence import Finding
 from shapestream_engine.probing.examination import ProbeOptions, examine, treatments, values_of
-from shapestream_engine.probing.inputs import Samples, Uniform, complete_values, extreme_request, make_request
-from shapestream_engine.probing.report import Finding
-from shapestream_engine.probing.texts import Texts, extreme_texts, given_texts
+from shapestream_engine.probing.inputs import (
+    Samples,
+    Texts,
+    Uniform,
+    complete_values,
+    extreme_request,
+    extreme_texts,
+    given_texts,
+    make_request,
+)
 from shapestream_engine.probing.tolerances import OutputTolerance, compare
 from shapestream_engine.shapes import NamedShape
 

@@ -13,9 +13,9 @@ from tests.engine.wrong_models.__main__ import proved, run
 from tests.engine.wrong_models.families import REDUCTIONS, Array, Reduction, Source, assembled, draw
 
 from shapestream_engine import compile_model
+from shapestream_engine.probing.evidence import Finding
 from shapestream_engine.probing.examination import examine
 from shapestream_engine.probing.inputs import Integers, Uniform, Values
-from shapestream_engine.probing.report import Finding
 
 Head = Callable[[Array], Array]
 

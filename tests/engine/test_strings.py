@@ -29,8 +29,8 @@ from shapestream_engine import (
     compile_model,
     dtype_of,
 )
-from shapestream_engine.array_bytes import array_of
 from shapestream_engine.array_lists import unpack
+from shapestream_engine.arrays import array_of
 from shapestream_engine.batching.calls import merge_sizes
 from shapestream_engine.output_rules import (
     Counts,
@@ -42,7 +42,7 @@ from shapestream_engine.output_rules import (
     Whole,
     With,
 )
-from shapestream_engine.string_tensor import StringTensor
+from shapestream_engine.tensor import StringTensor
 
 Array = np.ndarray[Any, Any]
 

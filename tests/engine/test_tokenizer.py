@@ -113,6 +113,23 @@ def test_a_long_text_is_an_error_or_cut(tmp_path: Path) -> None:
     assert [[2, 5, 3], [2, 5, 6, 3]] == encode(cutting, ["hello", "hello world hello"])["input_ids"]
 
 
+def test_what_is_far_too_long_is_not_encoded_to_its_end(tmp_path: Path) -> None:
+    """By its characters; where texts are cut, only one whose beginning has enough tokens, or the rest might count."""
+    path = write_tokenizer(tmp_path / "tokenizer.json")
+    most = 4 * backend.TOKEN_CHARACTERS
+    words, spaces = "hello " * most, " " * (most + 1)
+    refusing = compile_model(spec_of(path, max_tokens=4))
+    with pytest.raises(
+        InvalidInput, match=f"text 1 has {len(words)} characters, and the model takes at most 4"
+    ):
+        encode(refusing, ["hello", words])
+    assert [3] == encode(refusing, ["hello" + " " * (most - 5)])["counts"]
+    cutting = compile_model(spec_of(path, max_tokens=4, truncate=True))
+    assert [[2, 5, 5, 3]] == encode(cutting, [words])["input_ids"]
+    with pytest.raises(InvalidInput, match=f"text 0 has {most + 6} characters"):
+        encode(cutting, [spaces + "hello"])
+
+
 def test_a_request_goes_on_after_an_error(tmp_path: Path) -> None:
     """One text that is too long fails its call only."""
     request = compile_model(
@@ -221,33 +238,43 @@ def test_a_panic_of_the_library_is_an_error(
         """As pyo3 raises it."""
 
     path = write_tokenizer(tmp_path / "t.json")
-    model = compile_model(spec_of(path))
 
     class Panicking:
         """A tokenizer with a defect."""
 
-        from_buffer = staticmethod(lambda data: Panicking())
-        padding = truncation = None
-        no_padding = no_truncation = staticmethod(lambda: None)
+        read = staticmethod(tokenizers.Tokenizer.from_buffer)
+        broken = where == "load"
+
+        def __init__(self, sound: tokenizers.Tokenizer) -> None:
+            self.sound = sound
+
+        @classmethod
+        def from_buffer(cls, data: bytes) -> Panicking:
+            return cls(cls.read(data))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.sound, name)
 
         def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> None:
-            raise Panic("index out of bounds")
+            if self.broken:
+                raise Panic("index out of bounds")
+            self.sound.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
 
+    monkeypatch.setattr(tokenizers, "Tokenizer", Panicking)
     if where == "load":
-        monkeypatch.setattr(tokenizers, "Tokenizer", Panicking)
         with pytest.raises(ModelLoadError, match="index out of bounds"):
             compile_model(spec_of(path))
     else:
-        request = model.create_infer_request()
-        monkeypatch.setattr(request, "_tokenizer", Panicking())
+        request = compile_model(spec_of(path)).create_infer_request()
+        Panicking.broken = True
         with pytest.raises(InferenceError, match="the tokenizer failed: index out of bounds"):
             request.infer({"text": ["hello"]})
 
 
 def test_other_threads_go_on_while_it_encodes(minilm: Path) -> None:
     """The library releases the GIL: another thread runs during one call, though none is ever made to give it up."""
-    request = compile_model(spec_of(minilm)).create_infer_request()
-    request.fill({"text": ["hello world " * 20_000]})
+    library = tokenizers.Tokenizer.from_file(str(minilm))
+    library.no_truncation()
     turns, done = [0], threading.Event()
 
     def turn() -> None:
@@ -261,7 +288,7 @@ def test_other_threads_go_on_while_it_encodes(minilm: Path) -> None:
     beside.start()
     try:
         then = turns[0]
-        request._tokenizer.encode_batch_fast(request.input_tensor(0).data.tolist())
+        library.encode_batch_fast(["hello world " * 20_000])
         during = turns[0] - then
     finally:
         done.set()

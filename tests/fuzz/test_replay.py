@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.entries import request_of
 from tests.fuzz import targets
 from tests.fuzz.targets import TARGETS, frames_of
 
 from shapestream.wire.codec import Envelope
-from shapestream.wire.messages import RequestEntry
 from shapestream_engine.layout import Tensors
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -40,7 +40,7 @@ def test_a_target_tells_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyError("defect")
 
     def lying(*_: Any, **__: Any) -> Envelope:
-        request = RequestEntry(sequence=1, model=0, remaining_ms=None, priority=0, tensors=short)
+        request = request_of(1, short)
         return Envelope(entries=[request], bad=[])
 
     monkeypatch.setattr(targets, "decode", broken)

@@ -12,13 +12,13 @@ import pytest
 import trio
 from openvino import opset13 as op
 from tests.engine.slot_bench import SlotBench
+from tests.entries import Failure, ResultEntry, request_of
 from tests.onnx_files import write_forest
 from tests.pipeline.serving.harness import memory_serving
 
 from shapestream.errors import ConfigurationError
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import load_settings
-from shapestream.wire.messages import Failure, RequestEntry, ResultEntry
 from shapestream_engine import CompiledModel
 from shapestream_engine.layout import Tensors
 from shapestream_engine.strategy import Strategy
@@ -235,11 +235,7 @@ def served(model: CompiledModel, rounds: list[list[Array]]) -> list[list[bytes]]
                     requests = []
                     for array in arrays:
                         tensors = Tensors(layout=((0, "f32", array.shape),), buffers=(array.tobytes(),))
-                        requests.append(
-                            RequestEntry(
-                                sequence=number, model=0, remaining_ms=None, priority=0, tensors=tensors
-                            )
-                        )
+                        requests.append(request_of(number, tensors))
                         number += 1
                     client.say(*requests)
                     while len(got) < len(arrays):

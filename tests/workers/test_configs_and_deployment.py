@@ -16,6 +16,7 @@ import yaml
 from typer.testing import CliRunner
 
 from shapestream.settings import json_schema, load_settings
+from shapestream.settings.loader import REMOVED
 from shapestream.settings.server_settings import LAME_DUCK_S
 from shapestream_workers.cli import app
 from shapestream_workers.gateways import STOP_GRACE_S
@@ -61,6 +62,7 @@ def test_the_schema_beside_the_configurations_is_up_to_date() -> None:
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MOST_KEYS, MOST_NAMES = 104, 94
 ANOTHER_S = {"apiVersion", "readinessProbe"}
 """First keys of YAML that Kubernetes reads."""
 
@@ -123,15 +125,33 @@ def test_the_rules_of_the_documentation_are_accepted(rule: str, tmp_path: Path) 
     assert output == {key: value for key, value in arguments.items() if key != "of"}
 
 
+def _keys() -> set[tuple[str, str]]:
+    """Each key of the schema with its description. One that several sections have with one meaning is there once."""
+    schema = json_schema()
+    return {
+        (key, value.get("description", ""))
+        for section in [schema, *schema["$defs"].values()]
+        for key, value in section["properties"].items()
+    }
+
+
 def test_every_setting_is_documented() -> None:
     """docs/configuration.md names every key of the schema."""
     page = (ROOT / "docs" / "configuration.md").read_text()
-    schema = json_schema()
-    keys = {key for definition in schema["$defs"].values() for key in definition["properties"]} | set(
-        schema["properties"]
-    )
-    missing = sorted(key for key in keys if not re.search(rf"\b{key}\b", page))
+    missing = sorted(key for key, _ in _keys() if not re.search(rf"\b{key}\b", page))
     assert [] == missing
+
+
+def test_there_are_few_settings() -> None:
+    """A key counts once for each of its meanings (104), and a name once for all sections (94). A new one needs a reason."""
+    assert MOST_KEYS >= len(_keys())
+    assert MOST_NAMES >= len({key for key, _ in _keys()})
+
+
+def test_every_removed_setting_is_documented() -> None:
+    """docs/decisions.md has each in its table, with its sections."""
+    table = (ROOT / "docs" / "decisions.md").read_text().partition("## Settings that were removed")[2]
+    assert [] == [key for key in REMOVED if not re.search(rf"`([a-z.*]+\.)?{key.rpartition('.')[2]}`", table)]
 
 
 def test_every_command_is_documented() -> None:
@@ -147,6 +167,7 @@ def test_every_command_is_documented() -> None:
         "reload",
         "infer",
         "models",
+        "prepare",
         "stats",
         "top",
         "tune",

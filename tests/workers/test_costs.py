@@ -13,8 +13,9 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from shapestream.settings import LoadedSettings, load_settings
-from shapestream_engine.calibration_cache import ENVIRONMENT, CostCache
+from shapestream_engine.calibration import ENVIRONMENT, CostCache
 from shapestream_engine.cost_table import CostTable, LearnedCosts
+from shapestream_engine.probing.cache import ENVIRONMENT as PROOFS
 from shapestream_workers.cli import app
 from shapestream_workers.costs import cost_tables, costs_of, measure_costs
 from shapestream_workers.models import compile_models, slots_and_threads
@@ -189,3 +190,39 @@ def test_costs_are_those_of_the_process_that_will_serve(tmp_path, more, expected
     """As many calls at a time, on as many threads, as a worker of this configuration has."""
     settings = load_settings(written(tmp_path, more)).settings
     assert expected == slots_and_threads(settings, "cleaned")
+
+
+def test_what_was_prepared_is_found_by_a_server_that_looks_there(tmp_path, monkeypatch):
+    """Proofs and costs, by one variable; where nothing can be written they are read as well."""
+    for name in (ENVIRONMENT, PROOFS):
+        monkeypatch.setenv(name, "off")  # and back at the end, as the command sets them
+    config = tmp_path / "x.yaml"
+    config.write_text(CONFIG.replace("    trust: true\n", "") + "in_process: {slots: 2, threads: 1}\n")
+    out = tmp_path / "made" / "here"
+    shown = CliRunner().invoke(app, ["prepare", str(config), "--out", str(out)])
+    assert 0 == shown.exit_code, shown.output
+    assert shown.stdout.splitlines()[0].startswith("costs of cleaned: ")
+    assert "2 calls at a time on 1 thread" in shown.stdout.splitlines()[0]
+    assert f"serve with XDG_CACHE_HOME={out}" == shown.stdout.splitlines()[-1]
+    locks = list(out.rglob("*.lock"))
+    assert 2 == len(locks), "a proof and a table"
+    for path in locks:  # root may write anywhere, but no file where a folder is
+        path.unlink()
+        path.mkdir()
+    for name in (ENVIRONMENT, PROOFS):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(out))
+    monkeypatch.setattr("shapestream_engine.probe.run_child", None)  # nothing is proved again
+    loaded = load_settings(config)
+    compiled = compile_models(loaded, loaded.settings.models, slots=2, threads=1)
+    assert measure_costs(loaded.settings.models, compiled, slots=2, threads=1)["cleaned"].from_cache
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    """Before any model is loaded."""
+    (tmp_path / "file").write_text("")
+    shown = CliRunner().invoke(
+        app, ["prepare", str(written(tmp_path)), "--out", str(tmp_path / "file" / "x")]
+    )
+    assert 2 == shown.exit_code
+    assert "cannot make" in shown.output

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.entries import result_of
 
 from shapestream.client.opened_models import Result
 from shapestream.errors import InvalidRequest
 from shapestream.testing import identity_signature, tensors_of
-from shapestream.wire.messages import ResultEntry as Answer
-from shapestream.wire.messages import Timings
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import ModelSignature
@@ -93,8 +92,7 @@ def strings_result(*elements: Any) -> Result:
     """A result with these strings as `y`."""
     array = np.empty(len(elements), object)
     array[:] = elements
-    timings = Timings(queue_us=1, run_us=1, total_us=3, batch_requests=1, batch_rows=1, worker="w/0")
-    return Result(None, Answer(sequence=1, tensors=tensors_of([array]), timings=timings), {0: "y"})
+    return Result(None, result_of(1, tensors_of([array])), {0: "y"})
 
 
 def test_strings_are_printed_a_line_each() -> None:
@@ -132,8 +130,7 @@ def test_json_holds_what_is_no_number_by_name(element_type: str) -> None:
     """Any reader of JSON takes it."""
     array = np.array([1.5, np.nan, -np.inf]).astype(dtype_of(element_type))
     tensors = Tensors(layout=((0, element_type, (3,)),), buffers=[array.tobytes()])
-    timings = Timings(queue_us=1, run_us=1, total_us=3, batch_requests=1, batch_rows=1, worker="w/0")
-    answer = Answer(sequence=1, tensors=tensors, timings=timings)
+    answer = result_of(1, tensors)
     plain = json.loads(
         format_result(Result(None, answer, {0: "y"}), as_json=True), parse_constant=no_constant
     )

@@ -14,8 +14,7 @@ from shapestream.errors import ConfigurationError
 from shapestream.settings import LoadedSettings, load_settings
 from shapestream_engine.model_files import digest_of_model
 from shapestream_workers.cli import app
-from shapestream_workers.model_trust import ENVIRONMENT
-from shapestream_workers.models import compile_models, read_signatures
+from shapestream_workers.models import ENVIRONMENT, compile_models, read_signatures
 
 PORTS = """\
     inputs: {a: {shape: "batch:1..8, n:1..8", element_type: f32}}

@@ -166,7 +166,7 @@ models:
     function: breakable:best_position
     inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32, pad: {n: -100}}}
     outputs: {y: {shape: "batch", element_type: i64}}
-    probe: {x: {normal: [0, 1]}}
+    probe: {x: {uniform: [-3, 3]}}
 """
     config = tmp_path / "x.yaml"
     config.write_text(text)

@@ -65,9 +65,16 @@ def test_what_the_servers_own_process_reads_needs_a_restart(tmp_path: Path) -> N
     before = settings(tmp_path, model("a"), model("gone"), more="in_process: {slots: 1}\n")
     now = settings(
         tmp_path, model("a", "    trust: true\n"), model("new"),
-        more="in_process: {slots: 2}\nserver: {kept_s: 30, grace_s: 3}\nlogging: {level: debug}\n",
+        more="in_process: {slots: 2}\nserver: {heartbeat_s: 0.5, grace_s: 3}\nlogging: {level: debug}\n",
     )  # fmt: skip
-    needed = ["server.kept_s", "server.grace_s", "in_process", "models[a]", "models[gone]", "models[new]"]
+    needed = [
+        "server.heartbeat_s",
+        "server.grace_s",
+        "in_process",
+        "models[a]",
+        "models[gone]",
+        "models[new]",
+    ]
     assert Changes(added=[], removed=[], changed={}, need_restart=needed) == compare(before, now)
 
 

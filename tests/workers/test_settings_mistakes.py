@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from shapestream.errors import ConfigurationError
 from shapestream.settings import load_settings
+from shapestream.settings.loader import REMOVED
+from shapestream.settings.values import Section
 
 MODEL = b"models: [{name: m, path: m.xml, %b}]"
 
@@ -159,10 +164,9 @@ LINES_OF_A_MODEL = [
     ("outputs: {y: {rule: column}}",
      'outputs.y.rule: unknown rule "column" (write one of: rows, index_column, with, counts,'),
     ("probe: {x: {integers: [3, 1]}}", "probe.x.integers: the low end 3 is above the high end 1 (swap them)"),
-    ("probe: {x: {}}", "probe.x: write one of integers: [low, high], uniform: [low, high], normal: [mean, std]"),
-    ("probe: {x: {uniform: [0, 1], normal: [0, 1]}}", "probe.x: write one of integers: [low, high]"),
+    ("probe: {x: {}}", "probe.x: write one of integers: [low, high], uniform: [low, high] or samples: FILE.npz"),
+    ("probe: {x: {uniform: [0, 1], integers: [0, 1]}}", "probe.x: write one of integers: [low, high]"),
     ("probe: {x: {uniform: [0, -1]}}", "probe.x.uniform: the low end 0 is above the high end -1 (swap them)"),
-    ("probe: {x: {normal: [0, -1]}}", "probe.x.normal: the standard deviation -1 is negative"),
     ("probe: {x: {integer: [0, 1]}}", 'probe.x.integer: unknown key (did you mean "integers"?)'),
     ("probe: samples.txt", 'expected the path of an .npz of samples, got "samples.txt"'),
     ("function: a.b:c", 'models[0].function: both "path" and "function" are given (remove one)'),
@@ -195,6 +199,45 @@ def test_each_mistake_of_a_model_has_its_own_words(tmp_path: Path, line: str, ex
     assert expected in problem
 
 
+@pytest.mark.parametrize("key", REMOVED)
+def test_a_removed_key_says_what_holds_now(tmp_path: Path, key: str) -> None:
+    """In one line with its place, whatever its value and the rest of the file are."""
+    section, *keys = key.replace("*", "ids").split(".")
+    inner: Any = "the value of an earlier release"
+    for each in reversed(keys):
+        inner = {each: inner}
+    lines = problems_of(tmp_path, yaml.safe_dump({section: inner if section == "server" else [{}, inner]}))
+    place = ".".join([section if section == "server" else f"{section}[1]", *keys])
+    told = [line.split(": ", 1)[1] for line in lines if "removed" in line]
+    assert [f"{place}: this key was removed ({REMOVED[key]})"] == told
+
+
+def test_a_removed_key_is_the_only_problem_of_its_file(tmp_path: Path) -> None:
+    """Though the server has the constant, and though another key has a similar name."""
+    text = "server: {kept_s: 30}\nmodels: [{name: m, path: m.xml}]\n"
+    assert [
+        "x.yaml:1:10: server.kept_s: this key was removed (replies are kept for 60 s; remove the key)"
+    ] == (problems_of(tmp_path, text))
+    (line,) = problems_of(tmp_path, text.replace("kept_s", "hang_mins"))
+    assert "unknown key (did you mean" not in line
+
+
+def _sections(base: type[Section] = Section) -> Iterator[type[Section]]:
+    """All sections."""
+    for section in base.__subclasses__():
+        yield section
+        yield from _sections(section)
+
+
+def test_no_file_can_set_a_constant() -> None:
+    """Each field of a section is a key of files, or is refused as a removed key, also by a file that tries it anew."""
+    constants = {key for each in _sections() for key in each.model_fields.keys() - set(each.file_keys())}
+    assert {"prefetch", "mode"} <= constants
+    assert set() == constants - {"inputs"} - {
+        key.rpartition(".")[2] for key in REMOVED
+    }  # `inputs` of a stage is `in`
+
+
 SECTIONS = [
     ("server: {listen: [tcp://0.0.0.0:5555]}", "is open to other machines"),
     ("server: {listen: ['tcp://*:5555']}", "is open to other machines"),
@@ -204,17 +247,16 @@ SECTIONS = [
     ("server: {listen: [5555]}", "expected an address, got 5555"),
     ("server: {http: {address: '127.0.0.1:0', tei: n}}",
      'server.http.tei: there is no model or chain "n" (known: m)'),
-    ("server: {http: {address: '127.0.0.1:0', openai: {embeddings: [m, other]}}}",
-     'server.http.openai.embeddings[1]: there is no model or chain "other" (known: m)'),
-    ("server: {http: {address: '127.0.0.1:0', openai: {embeddings: []}}}", "at least 1 item"),
+    ("server: {http: {address: '127.0.0.1:0', openai: [m, other]}}",
+     'server.http.openai[1]: there is no model or chain "other" (known: m)'),
     ("server: {http: {address: '127.0.0.1:0', openai: {embedding: m}}}",
-     'server.http.openai: missing "embeddings"'),
+     "server.http.openai: expected a list, got a mapping"),
     ("server: {grpc: {address: '127.0.0.1:0', tei: m}}", "server.grpc.tei: unknown key"),
     ("server: {listen: []}", "at least 1 item"),
     ("server: {window_bytes: 10 parsecs}", 'expected a size, got "10 parsecs" (write bytes, or "256 MiB")'),
     ("server: {worker_silence_s: 1}", "worker_silence_s (1) must be at least twice heartbeat_s (1)"),
     ("in_process: true\nworkers: [{}]", 'both "in_process" and "workers" are given (remove one)'),
-    ("server: {max_outbox_bytes: -1}", "server.max_outbox_bytes: expected a size, got -1"),
+    ("server: {window_bytes: -1}", "server.window_bytes: expected a size, got -1"),
     ("workers: []", "no workers, and server.worker_listen is not set"),
     ("workers: [{count: 0}]", "workers[0].count: must be at least 1, got 0"),
     ("workers: [{memory_limit: 2G}]",

@@ -60,10 +60,10 @@ def test_every_strategy_has_its_spelling(tmp_path: Path, shapes: str, strategy: 
 
 def test_limits_and_warm_up_are_passed_on(tmp_path: Path) -> None:
     """They belong to this worker, not to the signature."""
-    shapes = "{strategy: padded, seq: 8, max_prepared: 3, max_prepared_bytes: 1 GiB, warm_up: true}"
+    shapes = "{strategy: padded, seq: 8, max_prepared: 3, warm_up: true}"
     (model,) = load(tmp_path, shapes).settings.models
     spec = model_spec(model)
-    assert PreparedLimits(max_prepared=3, max_prepared_bytes=1 << 30, warm_up=True) == spec.prepared
+    assert PreparedLimits(max_prepared=3, warm_up=True) == spec.prepared
     assert Strategy({"seq": (8,)}) == spec.strategy
 
 

@@ -15,8 +15,8 @@ from shapestream_engine.backends.openvino import compiling
 from shapestream_engine.backends.openvino.runtime import core
 from shapestream_engine.comparison import AnswerDistance, Gain
 from shapestream_workers import models
+from shapestream_workers.advice import PrecisionAdvice, SlotsAdvice
 from shapestream_workers.cli import app
-from shapestream_workers.speed_advice import PrecisionAdvice, SlotsAdvice
 
 MODEL = "models: [{name: m, path: m.onnx, inputs: {x: {shape: 'batch:1..8, 256'}}%s}]\n"
 BF16 = {"INFERENCE_PRECISION_HINT": "bf16"}

@@ -11,7 +11,7 @@ from rich.console import Console
 from shapestream.errors import Forbidden
 from shapestream.slices import at_once
 from shapestream.telemetry.counters import LastMinute, ServerStatistics
-from shapestream_workers.stats import _spell, _spell_us, counters_of, drawing
+from shapestream_workers.stats import counters_of, drawing
 
 
 def told(*models: str, us: int = 1000, times: int = 1) -> dict[str, Any]:
@@ -109,7 +109,12 @@ def test_no_name_moves_the_cursor() -> None:
 def test_rates_and_times_keep_to_six_characters(exponent: int) -> None:
     """As far as one expects them."""
     for digit in (1, 9.4, 9.96, 9.996, 9.9996):
-        assert len(_spell(digit * 10.0**exponent)) <= 6
-        assert len(_spell_us({"count": 1, "p50": round(digit * 10**exponent)}, "p50")) <= (
-            6 if exponent < 10 else 9
-        )
+        statistics = told("m")
+        minute = statistics["last_minute"]
+        minute["seconds"] = 1.0
+        row = minute["models"]["m"]
+        row["arrived"], row["total_us"]["p50"] = digit * 10.0**exponent, round(digit * 10**exponent)
+        cells = next(line.split() for line in drawn(statistics, width=200).splitlines() if line[:2] == "m ")
+        _, rate, _, _, _, _, median, _, _ = cells
+        assert len(rate) <= 6
+        assert len(median) <= (6 if exponent < 10 else 9)

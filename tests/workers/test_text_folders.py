@@ -20,7 +20,7 @@ from shapestream.settings.text_folder import TextFolder, expand
 from shapestream_engine import ModelLoadError
 from shapestream_engine.port_names import PortNames, port_names
 from shapestream_workers.check import check_configuration
-from shapestream_workers.model_trust import digests_of
+from shapestream_workers.models import digests_of
 
 
 def changed(name: str, **values: Any) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def test_everything_is_read_from_its_file(tmp_path: Path) -> None:
             TYPES: {"shape": "batch, seq", "pad": {"seq": 0}},
         },
         "probe": {IDS: {"integers": [0, 9]}, TYPES: {"integers": [0, 1]}},
-        "pooling": {"of": "last_hidden_state", "mode": "mean", "normalize": True},
+        "pooling": {"mode": "mean", "normalize": True},
     } == made.encoder
 
 

@@ -60,7 +60,6 @@ def test_the_short_form_is_the_path(folder: Path) -> None:
     options = {
         "max_tokens": None,
         "truncate": False,
-        "add_special_tokens": True,
         "prompt": "",
         "lower_case": False,
         "outputs": ("input_ids",),
@@ -91,7 +90,7 @@ def test_the_short_form_is_the_path(folder: Path) -> None:
             '3:49: models[0].tokenizer.outputs[0]: expected "input_ids", "token_type_ids" or "attention_mask"',
         ),
         (ENCODER.replace("POOLING", "mean"), "9:5: models[0].pooling: expected a mapping"),
-        (ENCODER.replace("POOLING", "{of: x}"), '9:5: models[0].pooling: missing "mode"'),
+        (ENCODER.replace("POOLING", "{normalize: true}"), '9:5: models[0].pooling: missing "mode"'),
     ],
 )
 def test_mistakes_that_need_no_model(folder: Path, text: str, words: str) -> None:
@@ -99,17 +98,16 @@ def test_mistakes_that_need_no_model(folder: Path, text: str, words: str) -> Non
     assert problem(folder, text).startswith(words)
 
 
+def test_a_pooling_of_a_model_that_pools_already(folder: Path) -> None:
+    """`check` has it at the pooling, which is to go."""
+    write_encoder(folder / "model.onnx", outputs=["last_hidden_state", "sentence_embedding"])
+    (line,) = check_configuration(load(folder, ENCODER.replace("POOLING", "{mode: mean}"))).problems
+    assert "9:5: models[0].pooling: model 'encoder': " in line
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (
-            ENCODER.replace("POOLING", "{mode: mean, of: hidden}"),
-            "9:27: models[0].pooling.of: model 'encoder': ",
-        ),
-        (
-            ENCODER.replace("POOLING", "{mode: mean, mask: m}"),
-            "9:27: models[0].pooling.mask: model 'encoder': ",
-        ),
         (
             TOKENS.replace("tokenizer.json", "{path: tokenizer.json, max_tokens: 2, truncate: true}"),
             "3:39: models[0].tokenizer.max_tokens: model 'tokens': the file adds 2 special tokens",

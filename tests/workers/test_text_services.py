@@ -62,12 +62,12 @@ def loaded(folder: Path, services: str) -> LoadedSettings:
     [
         ("", []),
         (
-            ", openai: {embeddings: folder}",
+            ", openai: folder",
             ["--openai", "folder", "--encoder", "folder=encoder", "--tokenizer", "folder=tokens"],
         ),
         (", tei: folder", ["--tei", "folder", "--encoder", "folder=encoder", "--tokenizer", "folder=tokens"]),
         (
-            ", tei: folder, openai: {embeddings: [alone, folder, encoder]}",
+            ", tei: folder, openai: [alone, folder, encoder]",
             [
                 *("--openai", "alone", "--openai", "folder", "--openai", "encoder", "--tei", "folder"),
                 *("--encoder", "folder=encoder", "--tokenizer", "folder=tokens"),
@@ -101,8 +101,8 @@ def test_a_gateway_is_told_of_the_largest_token(tmp_path: Path) -> None:
 
 def test_check_refuses_models_and_chains_that_embed_no_texts(tmp_path: Path) -> None:
     """With the place of each, and what it would need."""
-    found = check_configuration(loaded(tmp_path, ", tei: encoder, openai: {embeddings: [folder]}")).problems
-    for place, name in (("server.http.tei", "encoder"), ("server.http.openai.embeddings[0]", "folder")):
+    found = check_configuration(loaded(tmp_path, ", tei: encoder, openai: [folder]")).problems
+    for place, name in (("server.http.tei", "encoder"), ("server.http.openai[0]", "folder")):
         (problem,) = [line for line in found if place in line]
         assert problem.startswith(f"{tmp_path}/server.yaml:1:")
         assert f"{name!r} embeds no texts: it needs one input of element type str" in problem

@@ -8,21 +8,7 @@ from typing import Any, TypeVar
 
 import trio
 import trio.testing
-
-from shapestream.serving.slot_threads import (
-    BatchWithdrawn,
-    News,
-    SessionBroken,
-    SlotIdle,
-    SlotSession,
-    ThreadEnded,
-    entry_of_report,
-)
-from shapestream.transport.interface import Connection, PeerSocket
-from shapestream.transport.memory import MemoryEndpoint, MemoryServer
-from shapestream.wire.codec import decode, encode
-from shapestream.wire.limits import WORKER_LIMITS
-from shapestream.wire.messages import (
+from tests.entries import (
     WORKER_PROTOCOL,
     BatchDone,
     BatchFailedEntry,
@@ -40,7 +26,22 @@ from shapestream.wire.messages import (
     WorkerHello,
     WorkerRefused,
     WorkerWelcome,
+    execute_of,
 )
+
+from shapestream.serving.slot_threads import (
+    BatchWithdrawn,
+    News,
+    SessionBroken,
+    SlotIdle,
+    SlotSession,
+    ThreadEnded,
+    entry_of_report,
+)
+from shapestream.transport.interface import Connection, PeerSocket
+from shapestream.transport.memory import MemoryEndpoint, MemoryServer
+from shapestream.wire.codec import decode, encode
+from shapestream.wire.limits import WORKER_LIMITS
 from shapestream_engine.batch import BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Buffer, Tensors
@@ -177,17 +178,7 @@ class Played:
 
     def execute(self, batch: int) -> None:
         """One member of one row, for the slot to run."""
-        self.say(
-            Execute(
-                batch=batch,
-                session=self.session,
-                slot=0,
-                sent_us=0,
-                model="m",
-                sizes=(1,),
-                members=(TENSORS,),
-            )
-        )
+        self.say(execute_of(batch, (TENSORS,), session=self.session, model="m"))
 
 
 SLOTS: list[EchoSlots] = []

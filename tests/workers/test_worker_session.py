@@ -6,20 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-
-from shapestream.errors import ProtocolError
-from shapestream.serving.slot_threads import (
-    BatchWithdrawn,
-    News,
-    SessionBroken,
-    SlotIdle,
-    SlotSession,
-    ThreadEnded,
-)
-from shapestream.transport.interface import PeerSocket
-from shapestream.wire.codec import decode, encode
-from shapestream.wire.limits import WORKER_LIMITS
-from shapestream.wire.messages import (
+from tests.entries import (
     BatchFailedEntry,
     CancelBatchEntry,
     Clock,
@@ -34,6 +21,19 @@ from shapestream.wire.messages import (
     WorkerHello,
     WorkerWelcome,
 )
+
+from shapestream.errors import ProtocolError
+from shapestream.serving.slot_threads import (
+    BatchWithdrawn,
+    News,
+    SessionBroken,
+    SlotIdle,
+    SlotSession,
+    ThreadEnded,
+)
+from shapestream.transport.interface import PeerSocket
+from shapestream.wire.codec import decode, encode
+from shapestream.wire.limits import WORKER_LIMITS
 from shapestream_engine.batch import ErrorCode
 from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_engine.output_rules import Rows

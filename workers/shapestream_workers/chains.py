@@ -8,7 +8,7 @@ from shapestream.chains.plan import Chain, ChainRefused, plan_chain
 from shapestream.chains.spec import ChainSpec, Source
 from shapestream.errors import ConfigurationError
 from shapestream.gateway.errors import NotGiven
-from shapestream.gateway.text_calls import EMBEDDING, IDS, text_ports
+from shapestream.gateway.text_ports import EMBEDDING, IDS, text_ports
 from shapestream.settings import HttpSettings, LoadedSettings, ModelSettings, Settings
 from shapestream_engine.ports import shapes_of
 from shapestream_engine.signature import ModelSignature
@@ -53,7 +53,7 @@ def service_options(settings: HttpSettings, loaded: Settings) -> list[str]:
     options: list[str] = []
     specs = {chain.name: chain.spec() for chain in loaded.chains}
     models = loaded.models_by_name
-    for name in settings.openai.embeddings if settings.openai is not None else ():
+    for name in settings.openai:
         options += ["--openai", name]
     if settings.tei is not None:
         options += ["--tei", settings.tei]

@@ -10,7 +10,7 @@ bf16 and another number of slots, for their speed.
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
 from threading import Thread
@@ -18,14 +18,12 @@ from typing import Any
 
 from shapestream.chains.plan import Chain
 from shapestream.errors import ConfigurationError
-from shapestream.settings import LoadedSettings, ModelSettings, TextFolder, load_models
+from shapestream.settings import LoadedSettings, Location, ModelSettings, TextFolder, load_models
 from shapestream.settings.model_settings import AUTO_ENGINE
-from shapestream_engine.backends.registry import check_engine, is_installed
-from shapestream_engine.batch import BatchInputs, BatchReport
+from shapestream_engine.backends.registry import EngineChoice, check_engine, engines_of_path, is_installed
+from shapestream_engine.batch import BatchReport
 from shapestream_engine.batch_axis import inputs_line
-from shapestream_engine.batching.calls import merge_sizes
-from shapestream_engine.compiled_model import CompiledModel
-from shapestream_engine.engine_choice import EngineChoice, engines_of_path
+from shapestream_engine.compiled_model import CompiledModel, RequestPool
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import engine_of
@@ -33,17 +31,20 @@ from shapestream_engine.model_files import files_of_model
 from shapestream_engine.probe import EnginesReport, ProbeReport, compare_beside
 from shapestream_engine.probing.examination import values_of
 from shapestream_engine.probing.inputs import complete_values, make_request
-from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.shapes import BATCH, Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
-from shapestream_engine.slot import Runner
+from shapestream_engine.slot import Runner, run_batch
 from shapestream_workers.access import server_security
+from shapestream_workers.advice import PaddingAdvice, SpeedAdvice, advise_padding, advise_speed
 from shapestream_workers.chains import plan_chains, service_problems
-from shapestream_workers.model_trust import require_trusted
-from shapestream_workers.models import model_spec, placement_warnings, problem_of, processes_of
-from shapestream_workers.padding_advice import PaddingAdvice, advise_padding
+from shapestream_workers.models import (
+    model_spec,
+    placement_warnings,
+    problem_of,
+    processes_of,
+    require_trusted,
+)
 from shapestream_workers.proof import probe_options, try_model
-from shapestream_workers.speed_advice import SpeedAdvice, advise_speed
 
 # Sizes of open dimensions in the second run: large enough to be different, small enough for any model.
 TYPICAL_SIZE = 16
@@ -131,7 +132,7 @@ class CheckReport:
                     },
                     "beside": None if model.engines is None else asdict(model.engines),
                     "padding": {**asdict(model.padding), "proved": list(model.padding.proved)},
-                    "speed": model.speed.to_dict(),
+                    "speed": asdict(model.speed),
                 }
                 for model in self.models
             ],
@@ -223,7 +224,6 @@ def _check_model(
     try:
         report.problems += [loaded.problem((*place, *where), words) for where, words in judgement.refused]
         report.warnings += [loaded.problem((*place, *where), words) for where, words in judgement.warnings]
-        calls: list[str] = []
         engines = None
         if (other := _engine_beside(choice.engine, settings, beside)) is not None:
             engines = compare_beside(tried.spec, other, probe_options(settings), threads=threads)
@@ -232,11 +232,7 @@ def _check_model(
                 for found in engines.differences
             ]
         # A model that ended its trial's process is not run in this one.
-        if not proof.notes:
-            ran = _try_model(settings, compiled)
-            calls = ran.calls
-            report.problems += [loaded.problem(place, words) for words in ran.problems]
-            report.warnings += [loaded.problem(place, words) for words in ran.warnings]
+        calls = () if proof.notes else _made_up_calls(loaded, place, settings, compiled, report)
         report.models.append(
             ModelReport(
                 signature=compiled.signature,
@@ -275,31 +271,33 @@ def _engine_beside(engine: str, settings: ModelSettings, wanted: str) -> str | N
     return others[0]
 
 
-@dataclass(slots=True)
-class _Tried:
-    """Calls that ran, and findings about others."""
-
-    calls: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-
-
 class _Hangs(Exception):
     """Raised when a call does not end."""
 
 
-def _try_model(settings: ModelSettings, compiled: CompiledModel) -> _Tried:
-    """Run the model as requests would; sizes that it refuses while it takes others are warned of, with bounds."""
+def _made_up_calls(
+    loaded: LoadedSettings,
+    place: Location,
+    settings: ModelSettings,
+    compiled: CompiledModel,
+    report: CheckReport,
+) -> Sequence[str]:
+    """Run the model as requests would. Return the calls that ran; findings are added to the report."""
     runner = _CheckRunner(settings, compiled)
-    tried = _Tried()
     try:
-        _try_sizes(runner, tried)
+        _try_sizes(runner)
     except _Hangs as error:
-        tried.problems.append(str(error))
-    return tried
+        runner.problems.append(str(error))
+    report.problems += [loaded.problem(place, words) for words in runner.problems]
+    report.warnings += [loaded.problem(place, words) for words in runner.warnings]
+    return runner.calls
 
 
-def _try_sizes(runner: _CheckRunner, tried: _Tried) -> None:
+def _try_sizes(runner: _CheckRunner) -> None:
+    """Run the model as requests would; sizes that it refuses while it takes others are warned of, with bounds.
+
+    Raises `_Hangs`.
+    """
     signature = runner.signature
     small = tuple(_clamped(1, bounds) for bounds in signature.bounds)
     failed: dict[tuple[int, ...], str] = {}
@@ -313,25 +311,25 @@ def _try_sizes(runner: _CheckRunner, tried: _Tried) -> None:
         )
         if sizes in ran or sizes in failed:
             continue
-        words = runner.run([sizes], tried.calls)
+        words = runner.run([sizes])
         if words is None:
             ran.append(sizes)
         elif size not in OTHER_SIZES:
             failed[sizes] = words
     for sizes, words in failed.items():
-        what = f"failed on made-up inputs, {_spell(signature, sizes)}: {words}"
+        what = f"failed on made-up inputs, {signature.spell(sizes)}: {words}"
         advice = _bounds_advice(runner, sizes, ran[0]) if ran else None
         if advice is None:
-            tried.problems.append(f"{what}{runner.hint}")
+            runner.problems.append(f"{what}{runner.hint}")
         else:
-            tried.warnings.append(f"{what} ({advice})")
+            runner.warnings.append(f"{what} ({advice})")
     shares = signature.has_batch and not signature.strategy.alone
     most = signature.bounds[0].maximum if shares else 0
     if shares and ran and (most is None or most >= 2 * small[0]):
         pair = (small[0], *ran[0][1:])
-        if (words := runner.run([pair, pair], tried.calls)) is not None:
-            call = f"{_spell(signature, pair)} x 2 requests"
-            tried.problems.append(f"failed on made-up inputs, {call}: {words}{runner.hint}")
+        if (words := runner.run([pair, pair])) is not None:
+            call = f"{signature.spell(pair)} x 2 requests"
+            runner.problems.append(f"failed on made-up inputs, {call}: {words}{runner.hint}")
 
 
 def _bounds_advice(runner: _CheckRunner, failed: tuple[int, ...], ran: tuple[int, ...]) -> str | None:
@@ -341,13 +339,13 @@ def _bounds_advice(runner: _CheckRunner, failed: tuple[int, ...], ran: tuple[int
     """
     signature = runner.signature
     first = 1 if signature.has_batch else 0
-    if runner.run([(*ran[:first], *failed[first:])], []) is None:
+    if runner.run([(*ran[:first], *failed[first:])], told=False) is None:
         return None
     different = [number for number in range(first, len(ran)) if failed[number] != ran[number]]
     alone = [
         number
         for number in different
-        if runner.run([(*ran[:number], failed[number], *ran[number + 1 :])], []) is not None
+        if runner.run([(*ran[:number], failed[number], *ran[number + 1 :])], told=False) is not None
     ]
     to_blame = alone or different
     shapes = {}
@@ -371,46 +369,41 @@ def _clamped(size: int, bounds: Dimension) -> int:
 
 
 class _CheckRunner:
-    """Runner of calls on one slot, with inputs as the configuration describes them."""
+    """Runner of calls on one slot, with inputs as the configuration describes them, and the findings so far."""
 
     def __init__(self, settings: ModelSettings, compiled: CompiledModel) -> None:
+        self.calls: list[str] = []
+        """Calls that ran."""
+        self.problems: list[str] = []
+        self.warnings: list[str] = []
         self.signature = compiled.signature
         self.hint = "" if settings.probe else " (say by `probe` what realistic inputs are, if these are not)"
         given = values_of(compiled.signature, probe_options(settings))
         self._values = complete_values(compiled.signature, given)
         self._slot = Runner("check", {settings.name: RequestPool(compiled, 1)})
-        self._model = settings.name
 
-    def run(self, rows: list[tuple[int, ...]], calls: list[str]) -> str | None:
-        """Run one call of requests of these sizes: note it in `calls`, or return why it failed. Raises `_Hangs`."""
+    def run(self, rows: list[tuple[int, ...]], *, told: bool = True) -> str | None:
+        """Run one call of requests of these sizes; return why it failed. `told`: note one that ran. Raises `_Hangs`."""
         members = [make_request(self.signature, self._values, sizes) for sizes in rows]
         shapes = [self.signature.resolve(member.layout) for member in members]
-        call = f"{_spell(self.signature, rows[0])}{f' x {len(rows)} requests' if len(rows) > 1 else ''}"
-        batch = BatchInputs(
-            batch=0,
-            model=self._model,
-            sizes=merge_sizes(self.signature, [shape.sizes for shape in shapes]),
-            members=tuple(members),
-            shapes=tuple(shapes),
-        )
-        reports: queue.SimpleQueue[BatchReport | None] = queue.SimpleQueue()
+        call = f"{self.signature.spell(rows[0])}{f' x {len(rows)} requests' if len(rows) > 1 else ''}"
+        reports: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
+
+        def run() -> None:
+            reports.put(run_batch(self._slot, self.signature, members, shapes))
+
         # A call that hangs never ends; its thread ends with the process.
-        Thread(target=lambda: reports.put(self._slot.run(batch)), name="slot check", daemon=True).start()
+        Thread(target=run, name="slot check", daemon=True).start()
         try:
             report = reports.get(timeout=RUN_TIMEOUT_S)
         except queue.Empty:
             raise _Hangs(f"no answer within {RUN_TIMEOUT_S:g} s for {call}") from None
-        assert report is not None  # nothing withdraws it
         if report.code is not None:
             return report.message
         assert report.outputs is not None  # it ran
-        calls.append(f"{call}: {_spell_outputs(self.signature, report.outputs[0])}")
+        if told:
+            self.calls.append(f"{call}: {_spell_outputs(self.signature, report.outputs[0])}")
         return None
-
-
-def _spell(signature: ModelSignature, sizes: tuple[int, ...]) -> str:
-    said = ", ".join(f"{name} {size}" for name, size in zip(signature.dimensions, sizes, strict=True))
-    return said or "the only shape"
 
 
 def _spell_outputs(signature: ModelSignature, outputs: Tensors | None) -> str:

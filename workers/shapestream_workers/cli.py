@@ -100,7 +100,7 @@ def serve(
     """
     _allow(any_function)
     if supervised:
-        from shapestream_workers.process import end_with_parent
+        from shapestream_engine.machine import end_with_parent
 
         end_with_parent()
     with reported():
@@ -145,13 +145,8 @@ def worker(
     It serves the models of CONFIG. It waits for the server, and connects again after that has restarted.
     """
     _allow(any_function)
-    channel = None
+    channel = _channel_to_parent(supervised)
     if supervised:
-        from shapestream_workers.process import end_with_parent
-        from shapestream_workers.worker_process import claim_stdout
-
-        end_with_parent()
-        channel = claim_stdout()
         configure("info", "auto")  # as the server's log is by default, until the YAML says how it is
         structlog.contextvars.bind_contextvars(process=name)
     with reported(in_log=supervised), _told_to_parent(channel):
@@ -185,8 +180,7 @@ def gateway(
     grpc: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Speak gRPC there, instead of HTTP.")
     ] = None,
-    max_body: Annotated[int, typer.Option(min=1, metavar="BYTES", help="HTTP: largest body.")] = 64 << 20,
-    max_message: Annotated[int, typer.Option(min=1, metavar="BYTES", help="gRPC: largest message.")] = 64
+    max_body: Annotated[int, typer.Option(min=1, metavar="BYTES", help="Largest body or message.")] = 64
     << 20,
     max_calls: Annotated[
         int, typer.Option(min=1, metavar="NUMBER", help="gRPC: calls and streams at a time.")
@@ -245,13 +239,7 @@ def gateway(
     Clients of the Open Inference Protocol, version 2, reach the server's models. SIGTERM ends it once all requests that it
     has are answered.
     """
-    channel = None
-    if supervised:
-        from shapestream_workers.process import end_with_parent
-        from shapestream_workers.worker_process import claim_stdout
-
-        end_with_parent()
-        channel = claim_stdout()
+    channel = _channel_to_parent(supervised)
     configure("info", "auto")
     with reported(in_log=supervised), _told_to_parent(channel):
         if (certificate is None) != (certificate_key is None):
@@ -281,7 +269,7 @@ def gateway(
             ready_channel=channel,
         )
         if grpc is not None:
-            status = run_grpc(request, grpc, max_message=max_message, max_calls=max_calls)
+            status = run_grpc(request, grpc, max_message=max_body, max_calls=max_calls)
         else:
             from shapestream.gateway.options import text_services
 
@@ -312,6 +300,21 @@ def _numbers(option: str, texts: list[str] | None) -> dict[str, int]:
         return {name: int(number) for name, number in _pairs(option, texts).items()}
     except ValueError:
         raise typer.BadParameter(f"{option} is NAME=NUMBER") from None
+
+
+def _channel_to_parent(supervised: bool) -> int | None:
+    """Let a process that a server started end with it. Return the descriptor for messages to it; None for others.
+
+    All else that is printed goes to stderr from then on.
+    """
+    if not supervised:
+        return None
+    from shapestream_engine.machine import end_with_parent
+
+    end_with_parent()
+    channel = os.dup(1)
+    os.dup2(2, 1)
+    return channel
 
 
 @contextmanager
@@ -446,6 +449,38 @@ def models(
 
 
 @app.command()
+def prepare(
+    config: Config,
+    out: Annotated[
+        Path,
+        typer.Option("--out", metavar="FOLDER", help="The folder of the results, made if it is missing."),
+    ],
+    any_function: AnyFunction = False,
+    as_json: Json = False,
+) -> None:
+    """Prove and measure the models of CONFIG once, for images, volumes and fleets.
+
+    A server that starts with XDG_CACHE_HOME=FOLDER finds the proofs and costs there, also where the folder is read-only. Its
+    models, settings, versions and kind of processor must be the same.
+    """
+    _allow(any_function)
+    with reported(as_json=as_json):
+        from shapestream_workers.costs import prepare as prepare_models
+
+        configure("warning", "auto")
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise typer.BadParameter(f"cannot make {out}: {error.strerror}", param_hint="--out") from None
+        reports = prepare_models(load_settings(config), out)
+        lines = [line for report in reports for line in report.lines()]
+        lines.append(f"serve with XDG_CACHE_HOME={out.absolute()}")
+        print_answer(lines, [report.to_dict() for report in reports], as_json=as_json)
+    if any(not report.calibration.is_complete for report in reports):
+        raise typer.Exit(EXIT_RUNTIME)
+
+
+@app.command()
 def audit(
     connect: Connect,
     acknowledge: Annotated[
@@ -534,7 +569,7 @@ def top(
 ) -> None:
     """Show the tables of `stats` live, until q or Ctrl-C."""
     with reported(as_json=as_json):
-        from shapestream_workers.top import show_top
+        from shapestream_workers.stats import show_top
 
         show_top(server_access(target, timeout, key, server_key), once=once, as_json=as_json)
 
@@ -642,7 +677,7 @@ def version(as_json: Json = False) -> None:
 
 def _allow(any_function: bool) -> None:
     if any_function:
-        from shapestream_workers.model_trust import allow_any_function
+        from shapestream_workers.models import allow_any_function
 
         allow_any_function()
 

@@ -6,23 +6,25 @@ slots. docs/scheduling.md describes the method.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import structlog
 
 from shapestream.serving.allocator import give_back_freed_memory
 from shapestream.settings import LoadedSettings, ModelSettings
-from shapestream_engine.calibration import Calibration, calibrate
-from shapestream_engine.calibration_cache import CostCache, cost_key
+from shapestream_engine.calibration import Calibration, CostCache, calibrate, cost_key
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.cost_table import CostTable, LearnedCosts
 from shapestream_engine.errors import EngineError
+from shapestream_engine.probing.cache import ProofCache
 from shapestream_engine.probing.examination import values_of
-from shapestream_workers.models import compile_models, model_spec, slots_and_threads
+from shapestream_workers.models import compile_models, model_spec, processes_of, slots_and_threads
 from shapestream_workers.printing import table_of
 from shapestream_workers.proof import probe_options
 
@@ -97,28 +99,53 @@ def costs_of(loaded: LoadedSettings) -> list[CostReport]:
 
     Raises `ConfigurationError` for models that cannot be served.
     """
+    return [
+        report
+        for model in loaded.settings.models
+        for report in _costs_of(
+            loaded,
+            model.model_copy(update={"calibration_s": model.calibration_s or DEFAULT_S}),
+            *slots_and_threads(loaded.settings, model.name),
+        )
+    ]
+
+
+def prepare(loaded: LoadedSettings, folder: Path) -> list[CostReport]:
+    """Prove and measure the models as each of the configured processes does, and keep the results in a folder.
+
+    A server whose `XDG_CACHE_HOME` is this folder finds them there, and starts in the time that it takes to load the models.
+    It must have the same models, settings, versions and kind of processor. Raises `ConfigurationError` for models that
+    cannot be served.
+    """
+    for kept in (ProofCache, CostCache):
+        os.environ[kept.VARIABLE] = str(folder.absolute() / kept.BELOW / kept.NAME)
+    return [
+        report
+        for model in loaded.settings.models
+        for slots, threads in processes_of(loaded.settings, model.name)
+        for report in _costs_of(loaded, model, slots, threads)
+    ]
+
+
+def _costs_of(loaded: LoadedSettings, model: ModelSettings, slots: int, threads: int) -> list[CostReport]:
+    """Return the costs of a model in a process with so many slots and threads; none where it is not measured."""
     cache = CostCache.of_environment()
-    reports: list[CostReport] = []
-    for model in loaded.settings.models:
-        slots, threads = slots_and_threads(loaded.settings, model.name)
-        compiled = compile_models(loaded, [model], slots=slots, threads=threads)
-        wanted = model.model_copy(update={"calibration_s": model.calibration_s or DEFAULT_S})
-        try:
-            found = measure_costs([wanted], compiled, slots=slots, threads=threads)
-        finally:
-            for unused in compiled.values():
-                unused.close()
-        reports += [
-            CostReport(
-                model=name,
-                slots=slots,
-                threads=threads,
-                calibration=calibration,
-                learned=cache.learned(calibration.table),
-            )
-            for name, calibration in found.items()
-        ]
-    return reports
+    compiled = compile_models(loaded, [model], slots=slots, threads=threads)
+    try:
+        found = measure_costs([model], compiled, slots=slots, threads=threads)
+    finally:
+        for unused in compiled.values():
+            unused.close()
+    return [
+        CostReport(
+            model=name,
+            slots=slots,
+            threads=threads,
+            calibration=calibration,
+            learned=cache.learned(calibration.table),
+        )
+        for name, calibration in found.items()
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import socket
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal, TypeAlias
 
@@ -61,85 +61,46 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-class GatewayPort(ABC):
-    """The port of the gateways of one kind. It is taken from its construction on."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayPort:
+    """The port of the gateways of one kind, which is taken."""
 
     kind: Kind
-    prefix: str
-    """Of the names of its processes."""
+    settings: GatewaySettings
+    socket: socket.socket
+    """HTTP's listens, and its gateways inherit it; gRPC's is held for them."""
+    options: Sequence[str]
+    """Options of a gateway of this kind alone."""
 
-    def __init__(self, settings: GatewaySettings, socket_: socket.socket) -> None:
-        self._settings = settings
-        self._socket = socket_
-        self.address = place_of(socket_)
-        """HOST:PORT where it listens, with the port that was chosen for 0."""
+    @classmethod
+    def open(cls, settings: HttpSettings | GrpcSettings, whole: Settings) -> GatewayPort:
+        """Take the port. Raises `ConfigurationError` where the address cannot be used, or a library is missing."""
+        kind: Kind = "http" if isinstance(settings, HttpSettings) else "grpc"
+        if (missing := missing_library(kind)) is not None:
+            raise ConfigurationError([missing])
+        if isinstance(settings, HttpSettings):
+            taken = listen_at(settings.address, backlog=BACKLOG)
+            options = ["--listener", str(taken.fileno()), "--max-connection", str(settings.max_connection_s)]
+            options += service_options(settings, whole)
+        else:
+            taken = reserve_at(settings.address)
+            options = ["--grpc", place_of(taken)]
+        return cls(kind=kind, settings=settings, socket=taken, options=options)
 
     def commands(self, server_address: str, *, grace_s: float, lame_duck_s: float) -> dict[str, list[str]]:
         """Return the command line of each process, by name. Its requests have `grace_s` seconds at its end."""
         program = [sys.executable, "-P", "-m", "shapestream_workers", "gateway", server_address]
-        settings = self._settings
+        settings = self.settings
         options = ["--supervised", "--grace", str(grace_s), "--lame-duck", str(lame_duck_s)]
-        options += ["--default-priority-level", str(settings.default_priority_level)]
+        options += ["--max-body", str(settings.max_body)]
         if settings.token_file is not None:
             options += ["--token-file", settings.token_file]
         if settings.tls is not None:
             options += ["--certificate", settings.tls.certificate, "--certificate-key", settings.tls.key]
+        prefix = "g" if self.kind == "http" else "r"
         return {
-            f"{self.prefix}{number}": [*program, *options, *self._own_options()]
-            for number in range(settings.processes)
+            f"{prefix}{number}": [*program, *options, *self.options] for number in range(settings.processes)
         }
-
-    @property
-    def descriptors(self) -> list[int]:
-        """The descriptors that its processes inherit."""
-        return []
-
-    def close(self) -> None:
-        """Give the port up. Connections that no gateway has accepted are refused."""
-        self._socket.close()
-
-    @abstractmethod
-    def _own_options(self) -> list[str]:
-        """Return the options that gateways of this kind have alone."""
-
-
-class HttpPort(GatewayPort):
-    """The port of the gateways that speak HTTP, which listens."""
-
-    kind = "http"
-    prefix = "g"
-
-    def __init__(self, settings: HttpSettings, whole: Settings) -> None:
-        """Raise `ConfigurationError` where the address cannot be used."""
-        super().__init__(settings, listen_at(settings.address, backlog=BACKLOG))
-        self._max_body = settings.max_body
-        self._max_connection_s = settings.max_connection_s
-        self._services = service_options(settings, whole)
-
-    @property
-    def descriptors(self) -> list[int]:
-        """The listening socket's."""
-        return [self._socket.fileno()]
-
-    def _own_options(self) -> list[str]:
-        own = ["--listener", str(self._socket.fileno()), "--max-body", str(self._max_body)]
-        return [*own, "--max-connection", str(self._max_connection_s), *self._services]
-
-
-class GrpcPort(GatewayPort):
-    """The port of the gateways that speak gRPC, which is held for them."""
-
-    kind = "grpc"
-    prefix = "r"
-
-    def __init__(self, settings: GrpcSettings) -> None:
-        """Raise `ConfigurationError` where the address cannot be used."""
-        super().__init__(settings, reserve_at(settings.address))
-        self._max_message, self._max_calls = settings.max_message, settings.max_calls
-
-    def _own_options(self) -> list[str]:
-        own = ["--max-message", str(self._max_message), "--max-calls", str(self._max_calls)]
-        return ["--grpc", self.address, *own]
 
 
 class GatewayPorts:
@@ -150,8 +111,8 @@ class GatewayPorts:
 
     @property
     def addresses(self) -> dict[Kind, str]:
-        """HOST:PORT by kind."""
-        return {port.kind: port.address for port in self._ports}
+        """HOST:PORT where each kind listens, with the port that was chosen for 0."""
+        return {port.kind: place_of(port.socket) for port in self._ports}
 
     def processes(
         self, server_address: str, settings: ServerSettings, *, all_ready: Callable[[], None]
@@ -171,13 +132,13 @@ class GatewayPorts:
             RestartPolicy(max_crashes=sys.maxsize, drain_s=settings.grace_s + STOP_GRACE_S),
             kind="gateway",
             all_ready=all_ready,
-            descriptors=[number for port in self._ports for number in port.descriptors],
+            descriptors=[port.socket.fileno() for port in self._ports if port.kind == "http"],
         )
 
     def close(self) -> None:
-        """Give the ports up."""
+        """Give the ports up. Connections that no gateway has accepted are refused."""
         for port in self._ports:
-            port.close()
+            port.socket.close()
 
 
 def open_ports(loaded: LoadedSettings) -> GatewayPorts | None:
@@ -187,17 +148,9 @@ def open_ports(loaded: LoadedSettings) -> GatewayPorts | None:
     for kind, settings in (("http", server.http), ("grpc", server.grpc)):
         if settings is not None:
             try:
-                ports.append(_open(settings, loaded.settings))
+                ports.append(GatewayPort.open(settings, loaded.settings))
             except ConfigurationError as error:
-                for port in ports:
-                    port.close()
+                GatewayPorts(ports).close()
                 problems = [loaded.problem(("server", kind), text) for text in error.problems]
                 raise ConfigurationError(problems) from error
     return GatewayPorts(ports) if ports else None
-
-
-def _open(settings: HttpSettings | GrpcSettings, whole: Settings) -> GatewayPort:
-    kind: Kind = "http" if isinstance(settings, HttpSettings) else "grpc"
-    if (missing := missing_library(kind)) is not None:
-        raise ConfigurationError([missing])
-    return HttpPort(settings, whole) if isinstance(settings, HttpSettings) else GrpcPort(settings)

@@ -1,4 +1,4 @@
-"""`shapestream infer` and `models`: ask a running server from the shell."""
+"""`shapestream infer`: ask a running server from the shell."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import base64
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from math import isinf
 from pathlib import Path
 from typing import Any
@@ -160,33 +159,6 @@ def _reason_to_wait(statistics: Mapping[str, Any], model: str) -> str:
     return (
         f"no answer yet: {model!r} has {slots} slots, and {scheduler['queued']} requests wait at the server"
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfferedModels:
-    """The models and chains that a server offers."""
-
-    signatures: tuple[ModelSignature, ...]
-    chains: frozenset[str]
-    """The names among `signatures` that are chains; older servers tell none."""
-    unavailable: Mapping[str, str]
-    """The reasons of unavailable models, by name."""
-    digests: Mapping[str, str]
-    """The digests of the models' files, by name; older servers tell none."""
-
-
-def models_of(access: ServerAccess) -> OfferedModels:
-    """Ask a server for all that it offers."""
-    with access.connect() as client:
-        statistics = client.statistics()
-        unavailable = statistics["unavailable"]
-        served = [name for name in statistics["models"] if name not in unavailable]
-        return OfferedModels(
-            signatures=tuple([client.signature(name) for name in served]),
-            chains=frozenset(statistics.get("chains", ())),
-            unavailable=unavailable,
-            digests=statistics.get("digests", {}),
-        )
 
 
 def save_outputs(result: Result, folder: Path) -> None:

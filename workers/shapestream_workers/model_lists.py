@@ -9,9 +9,7 @@ from typing import Any
 from shapestream.settings import LoadedSettings
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.chains import describe_chain, plan_chains
-from shapestream_workers.inference import models_of
-from shapestream_workers.model_trust import digests_of
-from shapestream_workers.models import read_signatures
+from shapestream_workers.models import digests_of, read_signatures
 from shapestream_workers.proof import why_alone
 from shapestream_workers.target import ServerAccess
 
@@ -27,20 +25,22 @@ class ModelList:
 
 def list_of_server(access: ServerAccess) -> ModelList:
     """List what a server offers. It tells clients the inputs and outputs of a chain, not its stages."""
-    offered = models_of(access)
+    with access.connect() as client:
+        told = client.statistics()
+        unavailable: Mapping[str, str] = told["unavailable"]
+        signatures = [client.signature(name) for name in told["models"] if name not in unavailable]
+    # Older servers tell neither chains nor digests.
+    chains, digests = frozenset(told.get("chains", ())), told.get("digests", {})
     lines: list[str] = []
     plain: list[Mapping[str, Any]] = []
-    for signature in offered.signatures:
-        is_chain = signature.name in offered.chains
-        digest = offered.digests.get(signature.name)
+    for signature in signatures:
+        is_chain, digest = signature.name in chains, digests.get(signature.name)
         lines += describe_chain(signature) if is_chain else _model_lines(signature, digest)
         plain.append({**signature.to_dict(), "digest": digest, "is_chain": is_chain})
-    plain += [{"name": name, "unavailable": why} for name, why in offered.unavailable.items()]
-    models = [signature for signature in offered.signatures if signature.name not in offered.chains]
+    plain += [{"name": name, "unavailable": why} for name, why in unavailable.items()]
+    models = [signature for signature in signatures if signature.name not in chains]
     return ModelList(
-        lines=(*lines, *offered.unavailable.values()),
-        plain=tuple(plain),
-        warnings=tuple(why_alone(models)),
+        lines=(*lines, *unavailable.values()), plain=tuple(plain), warnings=tuple(why_alone(models))
     )
 
 

@@ -1,12 +1,24 @@
-"""Compile models by their settings, with errors that point into the YAML."""
+"""Compile models by their settings, with errors that point into the YAML.
+
+Trust in models: files whose digest the configuration states, and functions that an installed package registers.
+
+A configuration names the code that a process loads and runs. So a `function:` needs more than a line of YAML: a package
+that registers it,
+
+    [project.entry-points."shapestream.functions"]
+    rank = "acme_ranking.serving:rank"
+
+or the option `--any-function` of the user who starts the process. The setting `server.model_root` limits where files may
+be. None of this makes a hostile model harmless: an engine runs the files that it loads.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -16,17 +28,15 @@ from shapestream.settings import (
     LoadedSettings,
     Location,
     ModelSettings,
-    PoolingSettings,
     Settings,
     ShapesSettings,
-    TokenizerSettings,
     WorkerGroupSettings,
+    registered_functions,
 )
 from shapestream_engine.batch_axis import states_batch
 from shapestream_engine.compiled_model import CompiledModel, PreparedLimits
-from shapestream_engine.containers import available_cpus
 from shapestream_engine.errors import EngineError, ModelLoadError, RuleMissing
-from shapestream_engine.machine import divide_cpus
+from shapestream_engine.machine import available_cpus, divide_cpus
 from shapestream_engine.model import (
     InputSpec,
     ModelSpec,
@@ -36,11 +46,11 @@ from shapestream_engine.model import (
     read_model,
     with_engine,
 )
+from shapestream_engine.model_files import digest_of_model
 from shapestream_engine.pooling import Pooling
 from shapestream_engine.shapes import BATCH
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.strategy import Strategy
-from shapestream_workers.model_trust import require_trusted
 from shapestream_workers.proof import Judgement, may_share, rows_together, try_model, without_padding
 
 log = structlog.get_logger()
@@ -100,24 +110,17 @@ def model_spec(model: ModelSettings) -> ModelSpec:
         function=model.function,
         engine=model.only_engine,
         device=model.device,
-        inputs={
-            name: InputSpec(
-                shape=port.shape,
-                element_type=port.element_type,
-                pad=port.pad,
-                mask_of=port.mask_of,
-                at_most_bytes=port.at_most_bytes,
-            )
-            for name, port in model.inputs.items()
-        },
+        inputs={name: InputSpec(**dict(port)) for name, port in model.inputs.items()},
         outputs={
             name: OutputSpec(rule=port.rule_arguments(), shape=port.shape, element_type=port.element_type)
             for name, port in model.outputs.items()
         },
-        properties=model.properties if model.tokenizer is None else _tokenizer_options(model.tokenizer),
+        properties=model.properties
+        if model.tokenizer is None
+        else model.tokenizer.model_dump(exclude={"path"}),
         strategy=_strategy(model),
         prepared=_limits(model.shapes),
-        pooling=_pooling(model.pooling),
+        pooling=None if model.pooling is None else Pooling(**dict(model.pooling)),
     )
     if rows is None:
         return spec
@@ -136,18 +139,8 @@ def _strategy(model: ModelSettings) -> Strategy:
     return replace(strategy, most_rows=most)
 
 
-def _tokenizer_options(settings: TokenizerSettings) -> dict[str, Any]:
-    return settings.model_dump(exclude={"path"})
-
-
-def _pooling(settings: PoolingSettings | None) -> Pooling | None:
-    if settings is None:
-        return None
-    return Pooling(mode=settings.mode, of=settings.of, mask=settings.mask, normalize=settings.normalize)
-
-
 def _limits(shapes: ShapesSettings) -> PreparedLimits:
-    limits = PreparedLimits(max_prepared_bytes=shapes.max_prepared_bytes, warm_up=shapes.warm_up)
+    limits = PreparedLimits(warm_up=shapes.warm_up)
     return limits if shapes.max_prepared is None else replace(limits, max_prepared=shapes.max_prepared)
 
 
@@ -309,3 +302,66 @@ def problem_of(loaded: LoadedSettings, model: ModelSettings, error: EngineError)
             key = ("tokenizer", *rest)
     location = ("models", loaded.settings.models.index(model), *key)
     return loaded.problem(loaded.source.written(location), str(error))
+
+
+# ---------------------------------------------------------------- trust
+
+ENVIRONMENT = "SHAPESTREAM_ANY_FUNCTION"
+"""1: any importable function may be served. A server's workers inherit it."""
+
+
+class Distrusted(ModelLoadError):
+    """The configuration does not allow this model to be loaded."""
+
+
+def allow_any_function() -> None:
+    """Allow any importable function in this process and those that it starts."""
+    os.environ[ENVIRONMENT] = "1"
+
+
+def require_trusted(model: ModelSettings) -> str | None:
+    """Return the sha256 of the model's files; None for a function.
+
+    Raises `Distrusted` for a function that is neither registered nor allowed, and for files of other bytes than the
+    configuration says, `ModelLoadError` for files that cannot be read.
+    """
+    if model.function is not None:
+        _require_registered(model.function)
+    if model.file is None:
+        return None
+    digest = _digest(Path(model.file))
+    if model.sha256 is not None and digest != model.sha256:
+        raise Distrusted(
+            f"{model.file} has another sha256, {digest} (restore the file, or write this digest)",
+            key=("sha256",),
+        )
+    return digest
+
+
+def digests_of(models: Iterable[ModelSettings]) -> dict[str, str]:
+    """Return the sha256 of the files of each model, by its name; what cannot be read now is left out."""
+    digests: dict[str, str] = {}
+    for model in models:
+        if model.file is not None:
+            with suppress(ModelLoadError):
+                digests[model.name] = _digest(Path(model.file))
+    return digests
+
+
+def _require_registered(function: str) -> None:
+    registered = registered_functions()
+    if os.environ.get(ENVIRONMENT) == "1" or function in registered.values():
+        return
+    known = f"registered are {', '.join(sorted(registered))}" if registered else "none is registered"
+    raise Distrusted(
+        f"no installed package registers {function!r} as an entry point of shapestream.functions, {known} "
+        f"(to serve any function that can be imported, start with --any-function, or set {ENVIRONMENT}=1)",
+        key=("function",),
+    )
+
+
+def _digest(path: Path) -> str:
+    try:
+        return digest_of_model(path)
+    except OSError as error:
+        raise ModelLoadError(f"{error.filename or path} cannot be read: {error.strerror}") from error

@@ -1,12 +1,6 @@
 """This process: its standard streams, its versions, its messages to its parent, and ends that nothing can delay.
 
 `shapestream health` imports this module, so what takes long to import is imported by the functions that need it.
-
-No worker outlives its server, even if that ends by SIGKILL. The parent holds the writing end of the worker's stdin and
-never writes. When the parent ends, the kernel closes that end, and a read returns. A thread waits for it, so that neither
-a busy event loop nor a long compilation delays the end; if the thread cannot run, the kernel ends the process. Linux'
-PR_SET_PDEATHSIG is no alternative: it fires when the parent's *thread* ends, and trio starts processes from short-lived
-threads.
 """
 
 from __future__ import annotations
@@ -78,24 +72,6 @@ def _drop_unwritten_log() -> None:
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, 2)
         os.close(nothing)
-
-
-def end_with_parent(stdin: int = 0) -> None:
-    """Start to watch the parent's end of `stdin`. Its data are dropped."""
-    from shapestream_engine.parent_pipe import die_with_writer
-
-    die_with_writer(stdin)
-    threading.Thread(target=_watch, args=(stdin,), name="parent-watch", daemon=True).start()
-
-
-def _watch(stdin: int) -> None:
-    try:
-        while os.read(stdin, 4096):
-            pass
-    except OSError:
-        pass
-    # Not sys.exit: nothing that this process still holds is of use.
-    os._exit(EXIT_RUNTIME)
 
 
 def exit_after(seconds: float) -> None:

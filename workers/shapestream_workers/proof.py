@@ -41,7 +41,7 @@ from shapestream_engine.errors import EngineError, RuleMissing
 from shapestream_engine.model import ModelSpec, compile_model
 from shapestream_engine.output_rules import List, Shared
 from shapestream_engine.probe import Finding, ProbeOptions, ProbeReport, ProofCache, complete_rules, prove
-from shapestream_engine.probing.inputs import Integers, Normal, Uniform, Values
+from shapestream_engine.probing.inputs import Integers, Uniform, Values
 from shapestream_engine.shapes import BATCH
 from shapestream_engine.signature import ModelSignature
 
@@ -188,8 +188,6 @@ def _values(probe: ProbeSettings) -> Values | None:
             return Integers(low, high)
         case ProbeSettings(uniform=(lowest, highest)):
             return Uniform(lowest, highest)
-        case ProbeSettings(normal=(mean, std)):
-            return Normal(mean, std)
         case _:
             return None
 

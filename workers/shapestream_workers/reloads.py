@@ -22,7 +22,7 @@ from shapestream.errors import ConfigurationError
 from shapestream.serving.server import Server
 from shapestream.settings import LoadedSettings, ModelSettings, ServerSettings, Settings, load_settings
 from shapestream_workers.access import server_security
-from shapestream_workers.model_trust import digests_of
+from shapestream_workers.models import digests_of
 from shapestream_workers.supervisor.core import Restarted
 from shapestream_workers.supervisor.processes import SupervisedProcesses
 
@@ -142,7 +142,7 @@ def _as_read(server: ServerSettings) -> ServerSettings:
 
 
 def _changed_keys(old: ServerSettings | ModelSettings, new: ServerSettings | ModelSettings) -> list[str]:
-    return [key for key in type(new).model_fields if getattr(old, key) != getattr(new, key)]
+    return [key for key in type(new).file_keys() if getattr(old, key) != getattr(new, key)]
 
 
 class Reloads:

@@ -27,17 +27,15 @@ from shapestream.serving.server import Server, serve
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import LoadedSettings, Settings
 from shapestream.transport.guards import connections_that_fit, raise_descriptor_limit
-from shapestream_engine.calibration_cache import CostCache
-from shapestream_engine.containers import allowed_cpus
-from shapestream_engine.machine import divide_cpus
+from shapestream_engine.calibration import CostCache
+from shapestream_engine.machine import allowed_cpus, divide_cpus
 from shapestream_workers import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME
 from shapestream_workers.access import open_admin_port, server_security
 from shapestream_workers.chains import plan_chains
 from shapestream_workers.costs import cost_tables
 from shapestream_workers.gateways import STOP_GRACE_S, GatewayPorts, open_ports
 from shapestream_workers.interruption import handed_over
-from shapestream_workers.model_trust import digests_of
-from shapestream_workers.models import compile_models, placement_warnings
+from shapestream_workers.models import compile_models, digests_of, placement_warnings
 from shapestream_workers.process import exit_after, keep_what_is_loaded
 from shapestream_workers.reloads import Reload, Reloads
 from shapestream_workers.supervisor.core import Restarted, RestartPolicy

@@ -26,8 +26,7 @@ from shapestream.settings import AdminSettings, LoadedSettings, WorkerGroupSetti
 from shapestream.transport.curve_keys import CallerKeys
 from shapestream.transport.interface import Connection, Wake
 from shapestream.transport.zeromq import BlockingDealer, DealerSocket, SocketOptions
-from shapestream_engine.containers import allowed_cpus
-from shapestream_engine.machine import divide_cpus, resident_bytes
+from shapestream_engine.machine import allowed_cpus, divide_cpus, resident_bytes
 from shapestream_workers import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME, EXIT_UNUSABLE
 from shapestream_workers.access import caller_keys, open_admin_port
 from shapestream_workers.costs import cost_tables
@@ -60,13 +59,6 @@ _STATUSES = {
     WorkerEnd.SLOT_ENDED: EXIT_RUNTIME,
     WorkerEnd.SLOT_HANGS: EXIT_RUNTIME,
 }
-
-
-def claim_stdout() -> int:
-    """Return a descriptor of stdout for messages to the parent; all else that is printed goes to stderr from now on."""
-    channel = os.dup(1)
-    os.dup2(2, 1)
-    return channel
 
 
 def server_address(loaded: LoadedSettings, connect: str | None) -> str:

@@ -14,11 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from shapestream_engine.dimension_table import DimensionTable
 from shapestream_engine.errors import EngineError, RuleMissing, ShapeError, SignatureError
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec
 from shapestream_engine.output_rules import Rows, Rule, Whole, follow_renamed, parse_rule
-from shapestream_engine.ports import InputPort, OutputPort
+from shapestream_engine.ports import DimensionTable, InputPort, OutputPort
 from shapestream_engine.shapes import BATCH, Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
 

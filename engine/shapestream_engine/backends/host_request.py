@@ -7,67 +7,27 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from shapestream_engine.array_bytes import array_dtype
+from shapestream_engine.arrays import InputArrays, array_dtype
 from shapestream_engine.compiled_model import CompiledModel
-from shapestream_engine.errors import InferenceError
-from shapestream_engine.infer_request import BackgroundCall, InferRequest, InferResults
-from shapestream_engine.input_arrays import InputArrays
+from shapestream_engine.infer_request import BackgroundCall, InferRequest, InferResults, RequestTensor, Runs
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.signature import ModelSignature
-from shapestream_engine.string_tensor import StringTensor
-from shapestream_engine.tensor import RESERVE_BYTES, Array, Tensor, TensorLike, reserved, upper_bounds
+from shapestream_engine.tensor import (
+    RESERVE_BYTES,
+    Array,
+    StringTensor,
+    Tensor,
+    TensorLike,
+    reserved,
+    upper_bounds,
+)
 
 
-class _OfRequest:
-    """Base of a request's tensors: each takes the shapes of its port, and no new shape while the request runs."""
-
-    __slots__ = ()
-    _request: HostRequest
-    _port: InputPort
-    _shape: tuple[int, ...]
-    _data: Array
-    outside: TensorLike | None
-    """A tensor of the caller's, which the engine then reads instead."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The size of each axis; setting it is `set_shape`."""
-        return self._shape if self.outside is None else self.outside.shape
-
-    @shape.setter
-    def shape(self, shape: tuple[int, ...]) -> None:
-        self.set_shape(shape)
-
-    @property
-    def data(self) -> Array:
-        """A C-contiguous view of exactly `shape`; valid until the shape is set again."""
-        return self._data if self.outside is None else self.outside.data
-
-    def set_shape(self, shape: Sequence[int]) -> None:
-        """Resize in place; raises `ShapeError` for a shape that the port does not take.
-
-        request.input_tensor("ids").set_shape((2, 7))  # two rows of seven tokens
-        """
-        if shape == self._shape and self.outside is None:
-            return
-        sizes = self._port.admitted(shape)
-        if self._request.running:
-            raise InferenceError(f"input {self._port.name!r} cannot be resized while its request runs")
-        if self.outside is None:
-            self._resize(sizes)
-        else:
-            self.outside.shape = sizes
-
-    if TYPE_CHECKING:  # of the tensor that this class is mixed into
-
-        def _resize(self, sizes: tuple[int, ...]) -> None: ...
-
-
-class InputTensor(_OfRequest, Tensor):
+class InputTensor(RequestTensor, Tensor):
     """An input tensor of numbers of a request."""
 
     __slots__ = ("_port", "_request", "outside")
@@ -86,12 +46,12 @@ class InputTensor(_OfRequest, Tensor):
         self._port = port
 
 
-class StringInputTensor(_OfRequest, StringTensor):
+class StringInputTensor(RequestTensor, StringTensor):
     """An input tensor of strings of a request."""
 
     __slots__ = ("_port", "_request", "outside")
 
-    def __init__(self, request: HostRequest, port: InputPort) -> None:
+    def __init__(self, request: Runs, port: InputPort) -> None:
         self._request = request
         self.outside = None
         super().__init__(port.element_type, _empty_shape(port))
@@ -179,11 +139,7 @@ class HostRequest(InferRequest):
             self.running = False
 
     def _use_input(self, number: int, tensor: TensorLike | None) -> None:
-        if self.running:
-            raise InferenceError(
-                f"input {self.signature.inputs[number].name!r} cannot be exchanged while its request runs"
-            )
-        self._tensors[number].outside = tensor
+        self._tensors[number].use(tensor)
         self._outside = any(each.outside is not None for each in self._tensors)
 
     def _use_output(self, number: int, tensor: Tensor) -> None:

@@ -55,6 +55,12 @@ LISTS = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "at
 """Name of an output -> the attribute of the library's encoding that it is."""
 
 
+TOKEN_CHARACTERS = 256
+"""Characters of a text that count as a token at least, or those of the vocabulary's longest entry, if that has more. A text
+with more than `max_tokens` times as many is not encoded to its end, which may take seconds, to find that it is too long. The
+longest entries of usual vocabularies have 20 to 130."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerOptions:
     """The options of a tokenizer; raises `SignatureError` for values that they cannot have."""
@@ -124,7 +130,10 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> HostMod
         "truncate": options.truncate,
         "parallelism": os.environ["TOKENIZERS_PARALLELISM"],
     }
-    return HostModel(signature, properties, lambda: TokenizerRequest(signature, tokenizer, options))
+    most = None
+    if options.max_tokens is not None:
+        most = options.max_tokens * max(TOKEN_CHARACTERS, *map(len, tokenizer.get_vocab()))
+    return HostModel(signature, properties, lambda: TokenizerRequest(signature, tokenizer, options, most))
 
 
 def read_spec(spec: ModelSpec) -> ModelSignature:
@@ -185,15 +194,24 @@ def _signature(spec: ModelSpec, options: TokenizerOptions) -> ModelSignature:
 class TokenizerRequest(HostRequest):
     """A request of a tokenizer, which all requests share: encoding changes nothing in it."""
 
-    def __init__(self, signature: ModelSignature, tokenizer: Any, options: TokenizerOptions) -> None:
+    def __init__(
+        self,
+        signature: ModelSignature,
+        tokenizer: Any,
+        options: TokenizerOptions,
+        most_characters: int | None,
+    ) -> None:
+        """`most_characters`: of a text that is encoded; None: any number."""
         super().__init__(signature)
         self._tokenizer = tokenizer
         self._options = options
+        self._most_characters = most_characters
 
     def run(self) -> list[Array]:
         """Encode the texts; raises `InvalidInput` for one with too many tokens, `InferenceError` if the library fails."""
         (tensor,) = self._tensors
         texts = tensor.data.tolist()
+        long = self._cut(texts)
         if prompt := self._options.prompt:
             texts = [prompt + text for text in texts]
         if self._options.lower_case:
@@ -208,20 +226,45 @@ class TokenizerRequest(HostRequest):
             raise InferenceError(f"the tokenizer failed: {message_of(error)}") from error
         counts = np.fromiter(map(len, encodings), np.int64, len(encodings))
         self._check(counts)
+        for number, characters in long.items():
+            if counts[number] != self._options.max_tokens:  # what was cut off might have given others
+                raise self._too_long(number, f"{characters} characters")
         outputs: list[Array] = []
         for name in self._options.outputs:
             outputs += _packed([getattr(encoding, LISTS[name]) for encoding in encodings], counts)
         return [*outputs, counts]
 
+    def _cut(self, texts: list[str]) -> dict[int, int]:
+        """Cut the texts that are far too long, where long ones are cut; return their lengths in characters, by number.
+
+        Raises `InvalidInput` where they are not.
+        """
+        most = self._most_characters
+        if most is None:
+            return {}
+        long = {number: len(text) for number, text in enumerate(texts) if len(text) > most}
+        for number, characters in long.items():
+            if not self._options.truncate:
+                raise self._too_long(number, f"{characters} characters")
+            texts[number] = texts[number][:most]
+        return long
+
+    def _too_long(self, number: int, what: str) -> InvalidInput:
+        remedy = (
+            ""
+            if self._options.truncate
+            else "; `truncate: true` in the server's configuration cuts such texts"
+        )
+        return InvalidInput(
+            f"text {number} has {what}, and the model takes at most {self._options.max_tokens} tokens "
+            f"(shorten or divide the text{remedy})"
+        )
+
     def _check(self, counts: Array) -> None:
         most = self._options.max_tokens
-        if most is None or not (counts > most).any():
-            return
-        number = int(np.argmax(counts > most))
-        raise InvalidInput(
-            f"text {number} has {counts[number]} tokens, and the model takes at most {most} "
-            "(shorten or divide the text; `truncate: true` in the server's configuration cuts such texts)"
-        )
+        if most is not None and (counts > most).any():
+            number = int(np.argmax(counts > most))
+            raise self._too_long(number, f"{counts[number]} tokens")
 
 
 def _packed(arrays: Sequence[Sequence[int]], counts: Array) -> tuple[Array, Array]:

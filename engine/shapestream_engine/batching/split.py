@@ -23,18 +23,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from shapestream_engine.array_bytes import array_dtype, sent_array
-from shapestream_engine.dimension_table import DimensionTable
+from shapestream_engine.arrays import array_dtype, sent_array
 from shapestream_engine.element_types import EXACT_BITS, dtype_of
 from shapestream_engine.errors import ElementTypeError, InferenceError, RuleError
-from shapestream_engine.layout import RequestShape
-from shapestream_engine.memo import Memo
+from shapestream_engine.layout import REMEMBERED, RequestShape
 from shapestream_engine.output_rules import (
     Counts,
     Crop,
@@ -47,7 +46,7 @@ from shapestream_engine.output_rules import (
     Whole,
     With,
 )
-from shapestream_engine.ports import OutputPort
+from shapestream_engine.ports import DimensionTable, OutputPort
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
 
@@ -118,7 +117,7 @@ class OutputSplitter(ABC):
         self._port = port
         self._rank = port.shape.rank
         self._dtype = array_dtype(port.element_type)
-        self._entry = Memo(self._announced)
+        self._entry = lru_cache(REMEMBERED)(self._announced)
         """The layout entry of a result by its shape."""
         self._follows: tuple[_Follow, ...] = tuple(
             (axis, table.names.index(extent.dimension), extent)

@@ -12,13 +12,12 @@ from math import prod
 
 import numpy as np
 
-from shapestream_engine.array_bytes import sent_array
+from shapestream_engine.arrays import sent_array
 from shapestream_engine.output_rules import Shared
-from shapestream_engine.probing.inputs import Samples, Values, default_values, spell_sizes
+from shapestream_engine.probing.inputs import Samples, Values, default_values, given_texts
 from shapestream_engine.probing.model_calls import DirectCalls
 from shapestream_engine.probing.probe_requests import ProbeRequests
-from shapestream_engine.probing.texts import given_texts
-from shapestream_engine.probing.tolerances import ENOUGH_ROWS, OutputTolerance, coarser
+from shapestream_engine.probing.tolerances import ENOUGH_ROWS, OutputTolerance, coarser, distances
 from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
@@ -67,10 +66,6 @@ class Baseline:
     def signature(self) -> ModelSignature:
         """The signature that the requests are made for."""
         return self.requests.signature
-
-    def spell(self, sizes: Sequence[int]) -> str:
-        """Return the sizes as text: `batch 2, seq 7`."""
-        return spell_sizes(self.signature.dimensions, sizes)
 
     def look_again(self) -> None:
         """Run all contents for outputs that never changed: a threshold may lie far from every typical request."""
@@ -249,12 +244,7 @@ def blank_reason(requests: ProbeRequests, output: int, *, contents: bool = False
     for sizes, result in telling:
         # Strings of other lengths are other values, not another shape.
         shape = requests.signature.shape_of_tensors(sizes)
-        if not _equal(first.setdefault(shape, result), result):
+        other = first.setdefault(shape, result)
+        if other.shape != result.shape or distances(other, result).any():
             return ""
     return f"it never changed over {len(telling)} different requests"
-
-
-def _equal(one: Array, other: Array) -> bool:
-    if one.dtype.kind in "iubO":
-        return np.array_equal(one, other)
-    return np.array_equal(one.astype(np.float64), other.astype(np.float64), equal_nan=True)

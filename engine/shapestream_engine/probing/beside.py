@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from shapestream_engine.arrays import arrays_of
 from shapestream_engine.batch_axis import with_shared_rules
 from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.compiled_model import CompiledModel
@@ -25,9 +26,8 @@ from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import ModelSpec, compile_model
 from shapestream_engine.probing.baseline import Baseline, find_baseline
-from shapestream_engine.probing.budget import Budget
 from shapestream_engine.probing.inputs import Extreme, Values
-from shapestream_engine.probing.model_calls import Announce, DirectCalls, ProbeRequest, arrays_of
+from shapestream_engine.probing.model_calls import Announce, Budget, DirectCalls, ProbeRequest
 from shapestream_engine.probing.tolerances import compare, distances
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array

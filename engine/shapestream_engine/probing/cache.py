@@ -1,6 +1,6 @@
 """Verdicts on disk: a restart proves a model again only if something has changed.
 
-Each question (model, settings, versions and processor) has one file. `kept_files` describes the folder and the variable
+Each question (model, settings, versions and processor) has one file. `KeptFiles` describes the folder and the variable
 `SHAPESTREAM_PROBE_CACHE`. Processes that need the same proof at the same time wait for the first, which holds a lock on
 the entry.
 """
@@ -20,13 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from shapestream_engine.containers import available_cpus
 from shapestream_engine.files import KeptFiles, open_regular, read_plain, write_plain
-from shapestream_engine.machine import cpu_name, runtime_of
+from shapestream_engine.machine import available_cpus, cpu_name, runtime_of
 from shapestream_engine.model import ModelSpec, engine_of
 from shapestream_engine.model_files import files_of_model
 from shapestream_engine.probing.child import Task
-from shapestream_engine.probing.report import ProbeReport
+from shapestream_engine.probing.evidence import ProbeReport
 from shapestream_engine.signature import ModelSignature
 
 ENVIRONMENT = "SHAPESTREAM_PROBE_CACHE"

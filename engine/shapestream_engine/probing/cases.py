@@ -356,7 +356,7 @@ def _padded(
         return
     room = min(rows // own[0], SMALL_BATCH) if baseline.signature.has_batch else 1
     long = baseline.requests.typical(target, turn % _TYPICAL) if room > 1 else None
-    words = f"{baseline.spell(own)}, padded to {baseline.spell(target)}"
+    words = f"{baseline.signature.spell(own)}, padded to {baseline.signature.spell(target)}"
     for number, group in enumerate(_grouped(_varied(baseline, own, turn), max(1, room - 1))):
         members = [*group, long] if long is not None and number % 2 else group
         sizes = (len(members) * own[0], *target[1:]) if baseline.signature.has_batch else target
@@ -407,7 +407,7 @@ def _beside_longer(baseline: Baseline, three: tuple[tuple[int, ...], ...], rows:
 def _alone(baseline: Baseline, own: tuple[int, ...], target: tuple[int, ...]) -> Iterator[Case]:
     request = baseline.requests.typical(own, 2)
     if request is not None and own != target:
-        words = f"alone, {baseline.spell(own)}, padded to {baseline.spell(target)}"
+        words = f"alone, {baseline.signature.spell(own)}, padded to {baseline.signature.spell(target)}"
         yield Case(target, (request,), words)
 
 
@@ -472,7 +472,7 @@ def case_of(
     sizes[0] = sum(member.shape.rows for member in present)
     if sizes[0] > rows:
         return
-    spelled = f"{words}, {baseline.spell(sizes)}"
+    spelled = f"{words}, {baseline.signature.spell(sizes)}"
     yield Case(tuple(sizes), tuple(present), spelled, tuple(guests))
 
 

@@ -18,7 +18,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -28,13 +27,13 @@ from typing import IO, Any
 from shapestream_engine.batch_axis import with_shared_rules
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError, SignatureError
+from shapestream_engine.machine import end_with_parent
 from shapestream_engine.model import ModelSpec, compile_model
-from shapestream_engine.parent_pipe import die_with_writer
 from shapestream_engine.ports import OutputPort
 from shapestream_engine.probing.beside import EnginesReport, compare_engines
+from shapestream_engine.probing.evidence import Finding, Treatment, finding_from_dict, refuted
 from shapestream_engine.probing.examination import ProbeOptions, computed_in, examine, values_of
 from shapestream_engine.probing.model_calls import Announce
-from shapestream_engine.probing.report import Finding, Treatment, finding_from_dict, refuted
 from shapestream_engine.probing.rule_guess import guess_rules
 from shapestream_engine.strategy import Strategy
 
@@ -180,8 +179,7 @@ def main() -> None:
     task: Task = pickle.loads(_read(length))
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    die_with_writer(_STDIN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent(_STDIN)
     _work(task, channel)
     # No sys.exit: an engine's threads could delay it, and all messages are sent.
     os._exit(0)
@@ -263,14 +261,6 @@ def _read(length: int) -> bytes:
             os._exit(1)  # the parent is gone
         data += more
     return data
-
-
-def _end_with_parent() -> None:
-    # No sys.stdin: a process that an engine forks (OpenVINO's telemetry at import) would inherit its lock and never
-    # end.
-    while os.read(_STDIN, 4096):
-        pass
-    os._exit(1)
 
 
 if __name__ == "__main__":

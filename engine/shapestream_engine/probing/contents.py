@@ -22,8 +22,7 @@ import numpy as np
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.layout import Tensors
 from shapestream_engine.ports import InputPort
-from shapestream_engine.probing.inputs import Samples, Values, drawn_texts, held, request_of
-from shapestream_engine.probing.texts import Texts
+from shapestream_engine.probing.inputs import Samples, Texts, Values, drawn_texts, held, request_of
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
 

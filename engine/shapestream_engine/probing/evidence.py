@@ -29,18 +29,212 @@ So `ENOUGH` of its requests must lie near a step. Each number of rows that may b
 up to which number all were judged.
 
 This file knows neither models nor time. It does not promise more than was tried: the counts are samples.
+
+A `Finding` is a verdict with its counts, a `ProbeReport` the findings of one proof, as plain data and as text.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from typing import Any, Literal, TypeAlias
 
-from shapestream_engine.probing.report import Finding, Treatment, Verdict
 from shapestream_engine.probing.tolerances import Difference
+
+# ---------------------------------------------------------------- findings
+
+Verdict: TypeAlias = Literal["proved", "refuted", "unproved", "unjudged"]
+"""`unproved`: the output is constant, empty or not finite. `unjudged`: it cannot be told whether results stay equal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Treatment:
+    """A way in which requests share calls; results may or may not stay equal under it."""
+
+    kind: Literal["batching", "padding", "strategy", "static", "invariance"]
+    dimensions: tuple[str, ...] = ()
+    """The dimensions that are padded."""
+    name: str = ""
+    """The strategy's name, for the kind `strategy`: calls are filled up, divided and rejoined as in service.
+
+    `static`: calls of compiled models for single shapes. `invariance`: calls that differ only in the other requests,
+    compared to the bit.
+    """
+
+    def __str__(self) -> str:
+        if self.kind == "strategy":
+            return f"strategy {self.name}"
+        if self.kind == "static":
+            return "running at a static shape"
+        return (
+            " and ".join([f"{self.kind} of {self.dimensions[0]}", *self.dimensions[1:]])
+            if self.dimensions
+            else self.kind
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The verdict on one output under one treatment."""
+
+    treatment: Treatment
+    output: str | None
+    """The output's name; None for all outputs, if a call failed."""
+    verdict: Verdict
+    cases: int = 0
+    """Results for the output: they agreed, and could have differed."""
+    requests: int = 0
+    """Different requests among these results."""
+    against: int = 0
+    """Results that differed by more than rounding."""
+    follows_rows: bool = False
+    """True if each of these equals, to the bit, the result of the request beside its own copies in a call of as many rows:
+    the number of rows decides, not the other requests."""
+    unjudged: Mapping[str, int] = field(default_factory=dict)
+    """Different requests that are not judged, by reason: `explained`, `refused` or `skipped` (`evidence.Doubt`)."""
+    rows: int = 0
+    """Rows of the largest call that ran; 0 if none ran. If `is_short`: up to this number, every number was tried."""
+    is_short: bool = False
+    """True if larger calls, which may be served, were not tried."""
+    largest: float | None = None
+    """The largest difference relative to its bound; None if values could not be subtracted."""
+    allowed: float | None = None
+    """The tolerance at that element."""
+    spread: float | None = None
+    """The spread of ordinary results, which the tolerance follows; None for exact outputs."""
+    why: str = ""
+    """The error, or the reason for the verdict."""
+    case: str = ""
+    """The case in which the difference showed."""
+    call_s: float | None = None
+    """Wall-clock seconds of a call, if the proof ended for lack of time before there was enough evidence; otherwise None."""
+
+    @property
+    def subject(self) -> str:
+        """The output as text for messages: `output 'embedding'`."""
+        return "every output" if self.output is None else f"output {self.output!r}"
+
+    def __str__(self) -> str:
+        about = f"{self.treatment}, {self.subject}"
+        match self.verdict:
+            case "proved":
+                off = (
+                    f", largest difference {self.largest:.3g} ({self.allowed:.3g} is allowed)"
+                    if self.largest
+                    else ""
+                )
+                up_to = f" of up to {self.rows} rows" if self.rows > 1 else ""
+                checked = f"checked on {self.requests} different requests in {self.cases} cases"
+                beyond = f"; not tried beyond {self.rows} rows: {self.why}" if self.is_short else ""
+                return f"{about}: proved, {checked}{up_to}, none against, {self.left_open}{off}{beyond}"
+            case "unproved" | "unjudged":
+                counts = f" ({self.counts})" if self.output is not None else ""
+                return f"{about}: {self.verdict}, {self.why}{counts}"
+            case "refuted":
+                counts = f"; {self.counts}" if self.output is not None else ""
+                return f"{about}: refuted, {self.evidence}{counts}"
+
+    @property
+    def left_open(self) -> str:
+        """The requests that are not judged, as text: `3 not judged (explained 2, refused 1)`."""
+        reasons = ", ".join(f"{reason} {count}" for reason, count in self.unjudged.items())
+        return f"{sum(self.unjudged.values())} not judged" + (f" ({reasons})" if reasons else "")
+
+    @property
+    def counts(self) -> str:
+        """The three counts as text."""
+        return f"{self.cases} results for, {self.against} against, {self.left_open}"
+
+    @property
+    def evidence(self) -> str:
+        """The difference or error of a refuted finding, and the case."""
+        seen = self.why
+        if self.largest is not None and math.isfinite(self.largest):
+            seen = f"largest difference {self.largest:.3g} where {self.allowed:.3g} is allowed" + (
+                f", {seen}" if seen else ""
+            )
+        return f"{seen} ({self.case})" if self.case else seen
+
+
+def refuted(treatment: Treatment, why: str, case: str = "") -> Finding:
+    """Return the verdict on all outputs after a call failed."""
+    return Finding(treatment=treatment, output=None, verdict="refuted", why=why, case=case)
+
+
+def unjudged(treatment: Treatment, why: str) -> Finding:
+    """Return the verdict on all outputs where nothing could be tried."""
+    return Finding(treatment=treatment, output=None, verdict="unjudged", why=why)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeReport:
+    """The findings of one proof of a model."""
+
+    model: str
+    findings: tuple[Finding, ...]
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """Description of the values of each input."""
+    sizes: tuple[str, ...] = ()
+    """Sizes of the requests, as text."""
+    follows: Mapping[str, str] = field(default_factory=dict)
+    """The axes of each output, by the dimensions that they followed."""
+    rules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """For outputs without a configured rule: the only rule that held in every case."""
+    tolerances: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """`OutputTolerance.to_dict` by output; empty if the model does not repeat its results, or was not tried."""
+    notes: tuple[str, ...] = ()
+    conclusive: bool = True
+    """True if the verdicts need no other proof: the budget sufficed, and no crash or hang decided one of them."""
+    seconds: float = 0.0
+    from_cache: bool = field(default=False, compare=False)
+    """True if the report comes from the cache."""
+
+    def of(self, verdict: Verdict) -> tuple[Finding, ...]:
+        """Return the findings with this verdict."""
+        return tuple(finding for finding in self.findings if finding.verdict == verdict)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the findings as text lines."""
+        for output, axes in self.follows.items():
+            yield f"{output} is seen to be [{axes}]"
+        for output, rule in self.rules.items():
+            yield f"{output} is seen to follow the rule {{{', '.join(f'{key}: {value}' for key, value in rule.items())}}}"
+        yield from map(str, self.findings)
+        if self.inputs:
+            yield "tried with " + "; ".join(f"{name}: {words}" for name, words in self.inputs.items())
+        if self.sizes:
+            yield "requests of " + "; ".join(self.sizes)
+        yield from self.notes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON; `from_dict` makes an equal report of it."""
+        plain = asdict(self)
+        for finding in plain["findings"]:
+            for key in ("largest", "allowed", "spread"):
+                if finding[key] is not None and not math.isfinite(finding[key]):
+                    finding[key] = None
+        return plain
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> ProbeReport:
+        """Return the report that `plain` describes; raises `TypeError` or `KeyError` for other data."""
+        tuples = {key: tuple(plain[key]) for key in ("sizes", "notes")}
+        findings = tuple(finding_from_dict(each) for each in plain["findings"])
+        return cls(**{**plain, **tuples, "findings": findings})
+
+
+def finding_from_dict(plain: Mapping[str, Any]) -> Finding:
+    """Return the finding from its `asdict` form."""
+    treatment = plain["treatment"]
+    return Finding(
+        **{**plain, "treatment": Treatment(**{**treatment, "dimensions": tuple(treatment["dimensions"])})}
+    )
+
+
+# ---------------------------------------------------------------- counts
 
 ENOUGH = 3
 """Results for an output; with fewer, nothing is proved."""
@@ -65,12 +259,6 @@ class Doubt(StrEnum):
     EXPLAINED = "rounding moves the result of the request alone as far"
     REFUSED = "the model refuses the changed inputs that would tell rounding from company"
     SKIPPED = "a crash or a hang ended calls of this kind"
-
-
-@dataclass(slots=True)
-class _Worst:
-    difference: Difference
-    case: str
 
 
 class OutputEvidence:
@@ -106,7 +294,8 @@ class OutputEvidence:
         """Explained differences by the index of the element in its row."""
         self._rows: Counter[int] = Counter()
         """Results for by the rows of their call."""
-        self._worst: _Worst | None = None
+        self._worst: tuple[Difference, str] | None = None
+        """The largest difference so far, and its case."""
 
     def agrees(
         self,
@@ -171,14 +360,14 @@ class OutputEvidence:
         return len(set().union(*self.doubts.values()))
 
     def _rank(self, difference: Difference, case: str) -> None:
-        if self._worst is None or difference.excess > self._worst.difference.excess:
-            self._worst = _Worst(difference, case)
+        if self._worst is None or difference.excess > self._worst[0].excess:
+            self._worst = difference, case
 
     def verdict(self, least: int, skipped: int) -> tuple[Verdict, str]:
         """Return the verdict and its reason. `least`: different requests that are enough. `skipped`: requests never made."""
         if self.against:
             assert self._worst is not None  # each result against has its difference
-            return "refuted", self._worst.difference.words
+            return "refuted", self._worst[0].words
         if self._blank:
             return "unproved", self._blank
         why = self._too_little(least) or self._too_much(skipped)
@@ -245,7 +434,7 @@ class OutputEvidence:
             call_s = None  # more time would not help
         if call_s is not None:
             why = f"{why}: a call takes {call_s:.2g} s, and the time was over"
-        worst = None if self._worst is None else self._worst.difference
+        worst, case = (None, "") if self._worst is None else self._worst
         if worst is not None and not math.isfinite(worst.amount):
             worst = None
         counts = {doubt: len(found) for doubt, found in self.doubts.items()}
@@ -266,7 +455,7 @@ class OutputEvidence:
             spread=self._spread,
             why=why or short,
             call_s=call_s,
-            case=self._worst.case if self._worst is not None and verdict == "refuted" else "",
+            case=case if verdict == "refuted" else "",
         )
 
 

@@ -10,7 +10,7 @@ its requests are known to run alone.
 against, or not judged. The verdict follows from these counts (`evidence.py`).
 
 The proof promises no more than it tried: a model that mixes rows only at other values or sizes passes. Time is limited by
-a budget (`budget.py`), and each treatment has a share. Only the cases that `ProbeOptions.budget_s` names run beyond it.
+a budget (`model_calls.py`), and each treatment has a share. Only the cases that `ProbeOptions.budget_s` names run beyond it.
 
 `shapestream_engine.probe` runs the examination in a child process, because a model may crash or hang. The child announces
 each call with its phase. The parent attributes a crash to the last announced phase and starts another child, which skips
@@ -32,7 +32,6 @@ from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.ports import InputPort
 from shapestream_engine.probing.baseline import Baseline, find_baseline, tells
-from shapestream_engine.probing.budget import WALL, Budget
 from shapestream_engine.probing.cases import (
     Case,
     batching_cases,
@@ -47,13 +46,28 @@ from shapestream_engine.probing.cases import (
     static_cases,
     strategy_cases,
 )
-from shapestream_engine.probing.evidence import ENOUGH, LEAST_REQUESTS, Evidence, OutputEvidence
+from shapestream_engine.probing.evidence import (
+    ENOUGH,
+    LEAST_REQUESTS,
+    Evidence,
+    Finding,
+    OutputEvidence,
+    Treatment,
+    refuted,
+    unjudged,
+)
 from shapestream_engine.probing.inputs import Samples, Values, read_samples
-from shapestream_engine.probing.model_calls import Announce, DirectCalls, ModelCalls, ProbeRequest, SlotCalls
-from shapestream_engine.probing.movement import Movement
+from shapestream_engine.probing.model_calls import (
+    WALL,
+    Announce,
+    Budget,
+    DirectCalls,
+    ModelCalls,
+    ProbeRequest,
+    SlotCalls,
+)
 from shapestream_engine.probing.probe_requests import same_bits
-from shapestream_engine.probing.report import Finding, Treatment, refuted, unjudged
-from shapestream_engine.probing.tolerances import Difference, OutputTolerance, compare
+from shapestream_engine.probing.tolerances import Difference, Movement, OutputTolerance, compare
 from shapestream_engine.shapes import BATCH
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
@@ -172,7 +186,7 @@ def examine(
     why = f"the model took none of the probe's inputs: {complaint}"
     if baseline is not None:
         why = _unrepeatable(calls, baseline)
-        outcome.sizes = tuple(map(baseline.spell, baseline.sizes))
+        outcome.sizes = tuple(map(baseline.signature.spell, baseline.sizes))
         if not why:
             until = budget.spent_s() + options.budget_s / 10
             baseline.requests.has_time = lambda: budget.spent_s() < until
@@ -232,9 +246,9 @@ class _TreatmentRun:
             if (finding := self._changed_by_filling(treatment, baseline)) is not None:
                 yield finding
                 return
-        company = _Company(treatment, self._calls.signature, baseline)
-        evidence, requests = company.evidence, baseline.requests
-        least = company.least
+        trials = _Trials(treatment, self._calls.signature, baseline)
+        evidence, requests = trials.evidence, baseline.requests
+        least = trials.least
         # Each static shape has a compiled model, and each of them is tried before it is served.
         until = math.inf if treatment.kind == "static" else budget.spent_s() + max(0.0, share_s)
         requests.has_time = lambda: budget.spent_s() < until and self._has_room(evidence, least)
@@ -243,9 +257,9 @@ class _TreatmentRun:
             return budget.spent_s() < until or (evidence.missing(least) > 0 and not budget.is_over)
 
         requests.may_make = may_go_on
-        self._try(company, islice(cases := self._cases(treatment, baseline), _FIRST), may_go_on)
-        self._try_largest(company, budget.spent_s() + _ROWS_SHARE * max(0.0, share_s))
-        is_complete = self._try(company, cases, may_go_on)
+        self._try(trials, islice(cases := self._cases(treatment, baseline), _FIRST), may_go_on)
+        self._try_largest(trials, budget.spent_s() + _ROWS_SHARE * max(0.0, share_s))
+        is_complete = self._try(trials, cases, may_go_on)
         if treatment.kind in _VARIED:
             evidence.skipped = requests.skipped
         if treatment.kind in _FLOORED:
@@ -269,9 +283,9 @@ class _TreatmentRun:
         runners = {self._calls, self._served}
         return self._budget.wall_s() / max(1, sum(runner.number for runner in runners))
 
-    def _try_largest(self, company: _Company, until: float) -> None:
+    def _try_largest(self, trials: _Trials, until: float) -> None:
         """Try calls of more and more rows, up to the most that may be served."""
-        treatment, baseline = company.treatment, company.baseline
+        treatment, baseline = trials.treatment, trials.baseline
         if treatment.kind == "static" or self._rows < 2:
             return
         signature, options = self._calls.signature, self._options
@@ -280,14 +294,14 @@ class _TreatmentRun:
             counts = row_counts(signature, options.max_batch, self._rows, self._budget.threads)
         else:
             counts = doublings(signature, self._rows)
-        cases = crowds(baseline, padded, counts, company.evidence.judged_at)
-        tried, why = self._try_crowds(company, cases, until)
+        cases = crowds(baseline, padded, counts, trials.evidence.judged_at)
+        tried, why = self._try_crowds(trials, cases, until)
         if why:
-            company.evidence.stop(counts, tried, why)
+            trials.evidence.stop(counts, tried, why)
         elif treatment.kind == "batching" and _GRID not in self._skip:
-            self._try_grid(company, grid_cases(baseline, options.max_batch))
+            self._try_grid(trials, grid_cases(baseline, options.max_batch))
 
-    def _try_crowds(self, company: _Company, cases: Iterator[Case], until: float) -> tuple[int, str]:
+    def _try_crowds(self, trials: _Trials, cases: Iterator[Case], until: float) -> tuple[int, str]:
         """Try larger and larger calls. Returns the rows up to which each call was judged, and the reason why larger calls
         were not, or ""."""
         limit_s = self._options.budget_s / 2
@@ -295,59 +309,59 @@ class _TreatmentRun:
         rows = judged = 1  # a request that runs alone needs no proof
         seconds_per_byte = 0.0
         for case in cases:
-            if company.evidence.is_settled:
+            if trials.evidence.is_settled:
                 break
-            if case.sizes[0] > rows > 1 and not company.evidence.judged_at(rows):
+            if case.sizes[0] > rows > 1 and not trials.evidence.judged_at(rows):
                 return judged, f"no result in a call of {rows} rows could be judged"
             judged = rows
-            nbytes = self._nbytes(case, company.treatment)
+            nbytes = self._nbytes(case, trials.treatment)
             if nbytes > MOST_CROWD_NBYTES:
                 return rows, f"their inputs take more than {MOST_CROWD_NBYTES >> 20} MiB"
             if last is not None and case.sizes[0] > rows and seconds_per_byte * nbytes > limit_s:
                 # The first call of a shape may include preparation, so the last call is timed again.
-                seconds_per_byte = self._try_one(company, last) / self._nbytes(last, company.treatment)
+                seconds_per_byte = self._try_one(trials, last) / self._nbytes(last, trials.treatment)
                 if seconds_per_byte * nbytes > limit_s:
                     return rows, f"one would take longer than {limit_s:g} s"
             is_over = self._budget.spent_s() + seconds_per_byte * nbytes > until
-            if case.sizes[0] > rows and (is_over or not self._has_room(company.evidence, company.least)):
+            if case.sizes[0] > rows and (is_over or not self._has_room(trials.evidence, trials.least)):
                 return rows, "their share of the time is over"
-            seconds_per_byte = self._try_one(company, case) / nbytes
+            seconds_per_byte = self._try_one(trials, case) / nbytes
             last, rows = case, case.sizes[0]
         return rows, ""
 
-    def _try_grid(self, company: _Company, cases: Iterator[Case]) -> None:
+    def _try_grid(self, trials: _Trials, cases: Iterator[Case]) -> None:
         """Try calls of the calibration's sizes until their share of the budget is spent."""
         until = self._budget.spent_s() + self._options.budget_s / 20
         seconds_per_byte = 0.0
-        while not company.evidence.is_settled:
+        while not trials.evidence.is_settled:
             with self._calls.phase(_GRID):
                 case = next(cases, None)
             if case is None:
                 return
-            nbytes = self._nbytes(case, company.treatment)
+            nbytes = self._nbytes(case, trials.treatment)
             if self._budget.spent_s() + seconds_per_byte * nbytes > until:
                 return
-            seconds_per_byte = self._try_one(company, case) / nbytes
+            seconds_per_byte = self._try_one(trials, case) / nbytes
 
-    def _try(self, company: _Company, cases: Iterator[Case], may_go_on: Callable[[], bool]) -> bool:
+    def _try(self, trials: _Trials, cases: Iterator[Case], may_go_on: Callable[[], bool]) -> bool:
         """Try cases while there is time, until every verdict is settled. Returns True if none is left."""
-        while not company.evidence.is_settled and may_go_on():
+        while not trials.evidence.is_settled and may_go_on():
             case = next(cases, None)
             if case is None:
                 return True
-            self._try_one(company, case)
+            self._try_one(trials, case)
         return False
 
-    def _try_one(self, company: _Company, case: Case) -> float:
+    def _try_one(self, trials: _Trials, case: Case) -> float:
         """Run one case; returns its duration in seconds of the budget."""
-        runner = self._served if company.treatment.kind in _SERVED else self._calls
+        runner = self._served if trials.treatment.kind in _SERVED else self._calls
         began = self._budget.spent_s()
         try:
             results = runner.run(case.sizes, case.members, case.words)
         except (EngineError, RuntimeError) as error:
-            company.evidence.fail(str(error), case.words)
+            trials.evidence.fail(str(error), case.words)
         else:
-            company.compare(case, results)
+            trials.compare(case, results)
         return self._budget.spent_s() - began
 
     def _nbytes(self, case: Case, treatment: Treatment) -> int:
@@ -414,7 +428,7 @@ _NO_DIFFERENCE = Difference(amount=0.0, allowed=0.0)
 _EXACT = OutputTolerance.of(None, ())
 
 
-class _Company:
+class _Trials:
     """Compares the results of one treatment's cases with those of the requests alone, for its evidence."""
 
     def __init__(self, treatment: Treatment, signature: ModelSignature, baseline: Baseline) -> None:
@@ -448,7 +462,7 @@ class _Company:
         for place, (member, got) in enumerate(zip(case.members, results, strict=True)):
             if member in case.guests:
                 continue
-            own = self.baseline.spell(member.sizes)
+            own = self.baseline.signature.spell(member.sizes)
             words = f"request {place + 1} of {len(case.members)}, of {own}: {case.words}"
             for number, result in enumerate(got):
                 self._compare(case, member, number, result, words if len(case.members) > 1 else case.words)

@@ -1,4 +1,12 @@
-"""The model under test: `DirectCalls` run at the sizes given, `SlotCalls` through a slot, as in service."""
+"""The model under test, and the seconds that its calls may take.
+
+`DirectCalls` run at the sizes given, `SlotCalls` through a slot, as in service.
+
+A `Budget` counts seconds of computation, so that other load on the machine leaves the proof as thorough: the CPU seconds of
+the process, divided by its threads. Engines on accelerators, and models that sleep, use no CPU. So at least a quarter of the
+wall-clock time counts, and the whole proof ends within four times its budget. Some cases run beyond the budget, as
+`ProbeOptions.budget_s` says, but none begins after that wall.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +14,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import monotonic, process_time
 from typing import TypeAlias
 
 import numpy as np
 
-from shapestream_engine.array_bytes import array_of
-from shapestream_engine.batch import BatchInputs
+from shapestream_engine.arrays import arrays_of
 from shapestream_engine.batching.assembly import Assembly
-from shapestream_engine.batching.calls import merge_sizes
-from shapestream_engine.compiled_model import CompiledModel
+from shapestream_engine.compiled_model import CompiledModel, RequestPool
 from shapestream_engine.errors import InferenceError
 from shapestream_engine.layout import RequestShape, Tensors
-from shapestream_engine.request_pool import RequestPool
+from shapestream_engine.machine import available_cpus
 from shapestream_engine.signature import ModelSignature
-from shapestream_engine.slot import Runner
+from shapestream_engine.slot import Runner, run_batch
 from shapestream_engine.tensor import Array
 
 Announce: TypeAlias = Callable[[str, str], None]
@@ -119,14 +126,6 @@ class DirectCalls(ModelCalls):
         return [arrays_of(result) for result in self._assembly.split(sizes, shapes, outputs)]
 
 
-def arrays_of(result: Tensors) -> list[Array]:
-    """Return the arrays of a result, in the order of the outputs."""
-    return [
-        array_of(element_type, shape, buffer)
-        for (_, element_type, shape), buffer in zip(result.layout, result.buffers, strict=True)
-    ]
-
-
 class SlotCalls(ModelCalls):
     """Batches through a slot, as in service: the strategy chooses the sizes of the calls, prepared models run them."""
 
@@ -135,16 +134,37 @@ class SlotCalls(ModelCalls):
         self._runner = Runner("probe", {self.signature.name: RequestPool(model, 1)})
 
     def _run(self, sizes: tuple[int, ...], members: Sequence[ProbeRequest]) -> list[list[Array]]:
-        report = self._runner.run(
-            BatchInputs(
-                batch=0,
-                model=self.signature.name,
-                sizes=merge_sizes(self.signature, [member.shape.rounded for member in members]),
-                members=tuple(member.tensors for member in members),
-                shapes=tuple(member.shape for member in members),
-            )
-        )
-        assert report is not None  # nothing withdraws it
+        tensors, shapes = [member.tensors for member in members], [member.shape for member in members]
+        report = run_batch(self._runner, self.signature, tensors, shapes)
         if report.outputs is None:
             raise InferenceError(report.message)
         return [arrays_of(result) for result in report.outputs if result is not None]
+
+
+WALL = 4.0
+"""Seconds of wall-clock time per second of the budget."""
+
+
+class Budget:
+    """The seconds that a proof has spent; they begin with its construction."""
+
+    def __init__(self, budget_s: float, threads: int | None) -> None:
+        """`threads`: those of the model; None: one per CPU."""
+        self.budget_s = budget_s
+        self.threads = threads or available_cpus()
+        self._cpu_began = process_time()
+        self._wall_began = monotonic()
+
+    def spent_s(self) -> float:
+        """Return the seconds of the proof so far."""
+        cpu_s = (process_time() - self._cpu_began) / self.threads
+        return max(cpu_s, self.wall_s() / WALL)
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether the wall-clock time is spent: then no case begins any more."""
+        return self.wall_s() >= WALL * self.budget_s
+
+    def wall_s(self) -> float:
+        """Return the wall-clock seconds so far."""
+        return monotonic() - self._wall_began

@@ -12,7 +12,7 @@ declared have another phase than ordinary ones: after a crash on a million, cont
 What such a crash leaves out of the ordinary values is counted (`skipped`), because it is evidence that the proof lacks.
 
 A difference is judged by `doubt_about`: the request runs again, alone, with changes as small as rounding
-(`movement.py`). A careful model may refuse them. Then changes that keep whole numbers whole are tried, then copies of the
+(`tolerances.py`). A careful model may refuse them. Then changes that keep whole numbers whole are tried, then copies of the
 request beside it. If all are refused, nobody can tell.
 """
 
@@ -24,24 +24,30 @@ from typing import Any
 
 import numpy as np
 
-from shapestream_engine.array_bytes import sent_array
+from shapestream_engine.arrays import arrays_of, sent_array
 from shapestream_engine.errors import EngineError, RuleError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.probing.contents import MOST_ID, content_request, domains, has_ids, recipes
 from shapestream_engine.probing.evidence import Doubt
 from shapestream_engine.probing.inputs import (
     Extreme,
+    Texts,
     Values,
     extreme_request,
     filled,
     held,
     make_request,
-    spell_sizes,
 )
-from shapestream_engine.probing.model_calls import ModelCalls, ProbeRequest, arrays_of
-from shapestream_engine.probing.movement import RUNS, Movement
-from shapestream_engine.probing.texts import Texts
-from shapestream_engine.probing.tolerances import Moments, OutputTolerance, Tolerance, coarser, compare
+from shapestream_engine.probing.model_calls import ModelCalls, ProbeRequest
+from shapestream_engine.probing.tolerances import (
+    RUNS,
+    Moments,
+    Movement,
+    OutputTolerance,
+    Tolerance,
+    coarser,
+    compare,
+)
 from shapestream_engine.string_arrays import STRING_TYPES
 from shapestream_engine.tensor import Array
 
@@ -467,7 +473,7 @@ class ProbeRequests:
         try:
             # Raises `ShapeError` for sizes beyond the strategy's largest.
             request = ProbeRequest(tensors, self.signature.resolve(tensors.layout), words)
-            request.words = f"{spell_sizes(self.signature.dimensions, request.sizes)}, {words}"
+            request.words = f"{self.signature.spell(request.sizes)}, {words}"
             (request.results,) = self._calls.run(request.sizes, [request], f"alone: {request.words}")
         except (EngineError, RuntimeError) as error:
             self.complaint = str(error)

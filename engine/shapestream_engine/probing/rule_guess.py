@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from shapestream_engine.arrays import arrays_of
 from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError
@@ -20,7 +21,7 @@ from shapestream_engine.ports import OutputPort
 from shapestream_engine.probing.baseline import Baseline, find_baseline, tells
 from shapestream_engine.probing.cases import SMALL_BATCH, batching_cases, most_rows
 from shapestream_engine.probing.inputs import Values
-from shapestream_engine.probing.model_calls import Announce, DirectCalls, RecordedCall, arrays_of
+from shapestream_engine.probing.model_calls import Announce, DirectCalls, RecordedCall
 from shapestream_engine.probing.tolerances import OutputTolerance, coarser, compare
 from shapestream_engine.shapes import BATCH, NamedShape
 from shapestream_engine.signature import ModelSignature

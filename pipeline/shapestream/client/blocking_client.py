@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, Unpack, overload
@@ -22,6 +22,7 @@ from shapestream.client.core import WITHDRAWN, Core, CoreThread, Withdraw, softw
 from shapestream.client.opened_models import Model, Result
 from shapestream.client.session import LinkSettings
 from shapestream.client.streaming import (
+    NO_TENSORS,
     Item,
     ItemOptions,
     ItemT,
@@ -36,7 +37,8 @@ from shapestream.client.tickets import (
     Question,
     RequestTicket,
 )
-from shapestream.errors import Cancelled
+from shapestream.errors import Cancelled, RequestError
+from shapestream.wire.messages import ResultEntry as Answer
 from shapestream_engine.signature import ModelSignature
 
 # A Ctrl-C interrupts a lock that is waited for, unless it comes just before: while this thread waits for the
@@ -317,15 +319,26 @@ class Stream(Generic[ItemT]):
     """A stream of results: `with` it, then `for` over it, in one thread."""
 
     def __init__(
-        self, client: Client, model: str | None, source: Iterable[Any], options: StreamOptions
+        self,
+        client: Client,
+        model: str | None,
+        source: Iterable[Any],
+        options: StreamOptions,
+        *,
+        keeps: Callable[[Any, int], None] | None = None,
     ) -> None:
-        """Without a model, each item names its own (`OwnItem`)."""
+        """Without a model, each item names its own (`OwnItem`).
+
+        `keeps` is called in the client's thread with the key and the bytes of each result, before it is kept for the
+        consumer. Where it raises `RequestError`, the result is dropped, and the item fails by that.
+        """
         if not isinstance(source, Iterable):
             raise TypeError(f"a stream's source is an iterable here, not {type(source).__name__}")
         self._client = client
         self._model = model
         self._source = source
         self._options = options
+        self._keeps = keeps
         self._state: _ThreadStreamState[ItemT] | None = None
 
     def __enter__(self) -> Self:
@@ -335,7 +348,7 @@ class Stream(Generic[ItemT]):
         granted: queue.SimpleQueue[int] = queue.SimpleQueue()
         entered = False
         try:
-            self._state = _ThreadStreamState(opened, self._options, granted.put, core)
+            self._state = _ThreadStreamState(self._keeps, opened, self._options, granted.put, core)
             self._state.begin()
             start_pulling(self._source, self._state, granted)
             entered = True
@@ -373,12 +386,22 @@ class Stream(Generic[ItemT]):
 class _ThreadStreamState(StreamState[ItemT]):
     """A stream's state, and the queue by which the core's thread hands over finished tickets."""
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, keeps: Callable[[Any, int], None] | None, *args: Any) -> None:
+        self._keeps = keeps
         # Holds at most max_in_flight tickets and two ends: it needs no bound of its own.
         self._mailbox: queue.SimpleQueue[list[AnyTicket]] = queue.SimpleQueue()
         super().__init__(*args)
 
     def finish(self, tickets: list[AnyTicket]) -> None:
+        if self._keeps is not None:
+            for ticket in tickets:
+                if type(ticket) is RequestTicket and type(outcome := ticket.outcome) is Answer:
+                    ticket.tensors = NO_TENSORS  # its message is not needed any more
+                    nbytes = sum(memoryview(buffer).nbytes for buffer in outcome.tensors.buffers)
+                    try:
+                        self._keeps(ticket.key, nbytes)
+                    except RequestError as error:
+                        ticket.outcome = error
         self._mailbox.put(tickets)
 
     def close(self) -> None:

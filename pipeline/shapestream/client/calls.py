@@ -84,6 +84,11 @@ class Calls:
     _check_caller: Callable[[], None]
     """Raises RuntimeError where no answer would ever arrive."""
 
+    @property
+    def window_requests(self) -> int:
+        """Requests that the server takes of this client without an answer; further ones wait here."""
+        return self._core.window_requests
+
     def _welcome(self, timeout_s: float) -> Asking[bool]:
         """Ask for any server; raises `Unavailable` where none answers in time."""
         ticket = WelcomeTicket(self._owner(), deadline=deadline_at(self._core.clock, timeout_s))

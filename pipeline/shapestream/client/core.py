@@ -219,6 +219,11 @@ class Core:
 
     # ------------------------------------------------------------ any thread
 
+    @property
+    def window_requests(self) -> int:
+        """Requests that the server, or the last one, takes without an answer. It may be read in any thread."""
+        return self._session.in_flight.window_requests
+
     def stop(self) -> None:
         """Make the driver end, with a goodbye to the server. From any thread, any number of times."""
         self._stopping = True

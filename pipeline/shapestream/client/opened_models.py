@@ -6,8 +6,8 @@ before they cost a round trip; the server checks them all again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn
 
@@ -21,11 +21,10 @@ from shapestream.wire.messages import Timings
 from shapestream.wire.tensor_frames import COPY_BELOW_BYTES, check_strings_fit, from_array, to_array
 from shapestream_engine import string_arrays
 from shapestream_engine.array_lists import unpack
+from shapestream_engine.arrays import plain_array, same_numbers
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import ElementTypeError, EngineError, ShapeError
-from shapestream_engine.input_arrays import plain_array, same_numbers
-from shapestream_engine.layout import Buffer, Layout, RequestShape, Tensors
-from shapestream_engine.memo import Memo
+from shapestream_engine.layout import REMEMBERED, Buffer, Layout, RequestShape, Tensors
 from shapestream_engine.output_rules import List
 from shapestream_engine.ports import InputPort, shapes_of
 from shapestream_engine.signature import ModelSignature
@@ -56,8 +55,8 @@ class Model(ModelHandle):
         }
 
     @cached_property
-    def _resolve(self) -> Memo[Layout, RequestShape]:
-        return Memo(self.signature.resolve)
+    def _resolve(self) -> Callable[[Layout], RequestShape]:
+        return lru_cache(REMEMBERED)(self.signature.resolve)
 
     @cached_property
     def _ports(self) -> list[tuple[int, InputPort, str, np.dtype[Any] | None]]:

@@ -216,7 +216,7 @@ class StreamState(Generic[ItemT]):
         while cause is not None:
             cause.__traceback__ = None
             cause = cause.__cause__ or cause.__context__
-        return RequestTicket(self, key, place, outcome=error, model=_NO_MODEL, tensors=_NO_TENSORS, nbytes=0)
+        return RequestTicket(self, key, place, outcome=error, model=_NO_MODEL, tensors=NO_TENSORS, nbytes=0)
 
     # ------------------------------------------------------------ the consumer's thread
 
@@ -374,4 +374,4 @@ async def pull_async(source: AsyncIterable[Any], stream: StreamState[Any], permi
 
 
 _NO_MODEL = Model(name="", described={}, number=None)
-_NO_TENSORS = Tensors(layout=(), buffers=())
+NO_TENSORS = Tensors(layout=(), buffers=())

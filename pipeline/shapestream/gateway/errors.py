@@ -21,6 +21,7 @@ from shapestream.errors import (
     WorkerLost,
 )
 from shapestream.web.messages import HttpError
+from shapestream.web.quotas import BeyondQuota
 
 OWN_ID = "x-request-id"
 """Header with the caller's id of a request; of an answer, with the id in logs and stories."""
@@ -67,6 +68,7 @@ STATUSES: dict[type[RequestError], int] = {
     UnknownModel: 404,
     Forbidden: 403,
     TooLarge: 413,
+    BeyondQuota: 429,
     Overloaded: 503,
     Draining: 503,
     Unavailable: 503,

@@ -2,9 +2,9 @@
 
     connections ─▶ gRPC's own threads (C++) ─▶ pool of threads ─▶ InferenceService ─▶ blocking client ─▶ its thread
 
-Each call that runs has a thread of the pool, which waits for its answer. So the number of calls is bounded by the pool, and
-nothing queues before it: a further call is refused by RESOURCE_EXHAUSTED. A connection gets half of the pool at most; its
-client keeps further calls back.
+Each call that runs has a thread of the pool, which waits for its message and its answer. `RunningCalls` lets calls in by
+their callers, and refuses others at once by RESOURCE_EXHAUSTED; the pool has threads for both. A connection gets half of
+`max_calls` at most; its client keeps further calls back.
 
 gRPC opens its port itself, and takes no open socket. So all gateways of a server listen at the same port (SO_REUSEPORT), and
 the kernel gives each of them a share of the connections.
@@ -31,7 +31,8 @@ import structlog
 
 from shapestream.client import blocking_client
 from shapestream.errors import ConfigurationError
-from shapestream.gateway.grpc_service import InferenceService, OpenStreams, TokenCheck
+from shapestream.gateway.grpc_calls import RunningCalls
+from shapestream.gateway.grpc_service import InferenceService, OpenStreams
 from shapestream.gateway.options import ForwardingOptions, log_end, log_left
 from shapestream.transport.http_listener import connections_at
 from shapestream.web.ending import LEAVE, Asked, AskedToEnd
@@ -40,6 +41,8 @@ log = structlog.get_logger()
 
 ABORT_S = 1.0
 """Seconds for calls to end after they were cancelled."""
+MOST_UNREFUSED = 1024
+"""Calls that wait for a thread, mostly to be refused; gRPC itself refuses more. A thread takes some 0.1 ms for one."""
 LOOK_S = 0.1
 """Seconds between two looks for signals, and for the end of the last call."""
 
@@ -51,7 +54,8 @@ class GrpcLimits:
     max_message_bytes: int = 64 * 1024 * 1024
     """Bytes of a message from a client, before and after it is decompressed (RESOURCE_EXHAUSTED)."""
     max_calls: int = 128
-    """Calls and streams at once (RESOURCE_EXHAUSTED). Each has a thread, and a stream has one more."""
+    """Calls and streams at once (RESOURCE_EXHAUSTED), besides those that ask for no token. A caller may have as many as it
+    leaves free. Each has a thread, and a stream has one more."""
     max_metadata_bytes: int = 64 * 1024
     """Bytes of a call's metadata (RESOURCE_EXHAUSTED), as of the head of an HTTP request."""
     idle_s: float = 600.0
@@ -119,26 +123,31 @@ def run_grpc_gateway(
             server_key=options.server_key,
         )
         with client:
+            calls = RunningCalls(options.limits.max_calls, options.limits.max_message_bytes)
             service = InferenceService(
-                client, tokens=options.tokens, default_priority_level=options.default_priority_level
+                client,
+                calls,
+                tokens=options.tokens,
+                default_priority_level=options.default_priority_level,
             )
             server = _server(options, service)
             server.start()
-            signals.serves = True
-            ready()
-            servers = [server]
-            signals.wait(until=client.has_ended)
-            if signals.end.state is Asked.LEAVE:
-                servers += _leave(options, service, server, signals)
-            if signals.end.state is Asked.LEAVE:
-                log_left()
-            # No new calls from here on; those that run are answered.
-            grace_s = 0.0 if signals.end.state is Asked.END_NOW else options.grace_s
-            ended = [each.stop(grace_s) for each in servers]
-            service.streams.end()
-            signals.wait(until=lambda: all(each.is_set() for each in ended))
-            for each in servers:
-                each.stop(0).wait(ABORT_S)
+            with calls.watched():
+                signals.serves = True
+                ready()
+                servers = [server]
+                signals.wait(until=client.has_ended)
+                if signals.end.state is Asked.LEAVE:
+                    servers += _leave(options, service, server, signals)
+                if signals.end.state is Asked.LEAVE:
+                    log_left()
+                # No new calls from here on; those that run are answered.
+                grace_s = 0.0 if signals.end.state is Asked.END_NOW else options.grace_s
+                ended = [each.stop(grace_s) for each in servers]
+                service.streams.end()
+                signals.wait(until=lambda: all(each.is_set() for each in ended))
+                for each in servers:
+                    each.stop(0).wait(ABORT_S)
 
 
 def _leave(
@@ -168,12 +177,12 @@ def _leave(
 
 
 def _server(options: GrpcGatewayOptions, service: InferenceService) -> grpc.Server:
-    limits, tokens = options.limits, options.tokens
+    limits = options.limits
+    threads = RunningCalls.threads(limits.max_calls)
     server = grpc.server(
-        ThreadPoolExecutor(limits.max_calls, thread_name_prefix="call"),
-        interceptors=[] if tokens is None else [TokenCheck(tokens)],
+        ThreadPoolExecutor(threads, thread_name_prefix="call"),
         options=limits.options(options.max_connection_s),
-        maximum_concurrent_rpcs=limits.max_calls,
+        maximum_concurrent_rpcs=threads + MOST_UNREFUSED,
     )
     for name, calls in service.handlers().items():
         server.add_registered_method_handlers(name, calls)

@@ -1,7 +1,9 @@
 """The calls of the Open Inference Protocol over gRPC: which one has which answer.
 
-Each call runs in a thread of gRPC's pool, which waits there for the server. Messages arrive here as bytes: gRPC answers a
-message that protobuf cannot read by INTERNAL, and it is its sender's mistake.
+Each call runs in a thread of gRPC's pool, which waits there for its message and for the server. Its caller is looked at
+first (`RunningCalls`). So all calls are handled as streams of messages: of any other, gRPC would read the message first.
+
+Messages arrive here as bytes: gRPC answers a message that protobuf cannot read by INTERNAL, and it is its sender's mistake.
 
     ModelInfer, ModelStreamInfer ── bytes ──▶ grpc_messages ─▶ client of the server ─▶ grpc_messages ── bytes ──▶
     other calls                  ── protobuf ─▶ model_pages: the same pages as over HTTP ─▶ protobuf ─▶
@@ -49,6 +51,7 @@ from shapestream.gateway.errors import (
     UnknownService,
     Unsupported,
 )
+from shapestream.gateway.grpc_calls import MESSAGE_S, TRANSFER_S, RunningCall, RunningCalls
 from shapestream.gateway.grpc_messages import (
     InferMessage,
     infer_response,
@@ -71,6 +74,7 @@ from shapestream.gateway.model_pages import (
     why_not_ready,
     why_server_is_not_ready,
 )
+from shapestream.web.quotas import BeyondQuota, Holding, Quotas
 from shapestream.web.tokens import Tokens, UnknownCaller
 
 log = structlog.get_logger()
@@ -82,13 +86,6 @@ _DEFECT = "the gateway has a defect; its log says more"
 HEALTH_SERVICE = "grpc.health.v1.Health"
 LIVENESS = "liveness"
 """The name under which a health check asks whether the gateway lives. Any other one asks whether the server is ready."""
-OPEN_TO_ALL = (
-    f"/{SERVICE}/ServerLive",
-    f"/{SERVICE}/ServerReady",
-    f"/{HEALTH_SERVICE}/Check",
-    f"/{HEALTH_SERVICE}/Watch",
-)
-"""Calls that ask for no token: balancers and supervisors have none. Any refusal of Watch but UNIMPLEMENTED is ill health."""
 
 
 class InferenceService:
@@ -97,56 +94,84 @@ class InferenceService:
     def __init__(
         self,
         client: Client,
+        calls: RunningCalls,
         *,
         tokens: Tokens | None = None,
         default_priority_level: int = DEFAULT_PRIORITY_LEVEL,
     ) -> None:
         """Without `tokens`, callers are told apart by their addresses."""
         self.client = client
+        self._calls = calls
+        self.in_flight = Quotas(lambda: client.window_requests, "requests in flight")
+        """All callers' requests at the server. Beyond the client's window they would wait in one queue, whoever asks."""
         self._tokens = tokens
         self._default_priority_level = default_priority_level
         self.streams = OpenStreams(self)
 
     def handlers(self) -> dict[str, dict[str, grpc.RpcMethodHandler]]:
         """Return the handler of each call, by the names of its service and of the call."""
+        open_page, page = self._open_page_handler, self._page_handler
         calls = {
-            "ServerLive": _page_handler(self._live, protocol.ServerLiveRequest),
-            "ServerReady": _page_handler(self._ready, protocol.ServerReadyRequest),
-            "ServerMetadata": _page_handler(self._server, protocol.ServerMetadataRequest),
-            "RepositoryIndex": _page_handler(self._index, protocol.RepositoryIndexRequest),
-            "ModelReady": _page_handler(self._model_ready, protocol.ModelReadyRequest),
-            "ModelMetadata": _page_handler(self._metadata, protocol.ModelMetadataRequest),
-            "ModelConfig": _page_handler(self._config, protocol.ModelConfigRequest),
-            "ModelStatistics": _page_handler(self._statistics, protocol.ModelStatisticsRequest),
-            "ModelInfer": grpc.unary_unary_rpc_method_handler(_answering(self._infer)),
+            "ServerLive": open_page(self._live, protocol.ServerLiveRequest),
+            "ServerReady": open_page(self._ready, protocol.ServerReadyRequest),
+            "ServerMetadata": page(self._server, protocol.ServerMetadataRequest),
+            "RepositoryIndex": page(self._index, protocol.RepositoryIndexRequest),
+            "ModelReady": page(self._model_ready, protocol.ModelReadyRequest),
+            "ModelMetadata": page(self._metadata, protocol.ModelMetadataRequest),
+            "ModelConfig": page(self._config, protocol.ModelConfigRequest),
+            "ModelStatistics": page(self._statistics, protocol.ModelStatisticsRequest),
+            "ModelInfer": grpc.stream_unary_rpc_method_handler(_answering(self._infer)),
             "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._stream),
         }
         return {
             SERVICE: calls,
-            # No Watch: each would hold a thread, and clients that get UNIMPLEMENTED for it go on without.
-            HEALTH_SERVICE: {"Check": _page_handler(self._health, protocol.HealthCheckRequest)},
+            # No Watch: each would hold a thread, and clients that get UNIMPLEMENTED for it go on without. Any other refusal
+            # is ill health to them.
+            HEALTH_SERVICE: {"Check": open_page(self._health, protocol.HealthCheckRequest)},
         }
+
+    def _page_handler(self, page: Callable[[Any], Any], kind: Any) -> grpc.RpcMethodHandler:
+        """Return the handler of a call that has a page."""
+
+        def answer(messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+            with self._calls.of(self.caller_of(context, metadata_of(context)), context, MESSAGE_S) as call:
+                answer = page(_asked_for(call.read(messages), kind)).SerializeToString()
+                return self._calls.sends(call, answer)
+
+        return grpc.stream_unary_rpc_method_handler(_answering(answer))
+
+    def _open_page_handler(
+        self, page: Callable[[Any, grpc.ServicerContext], Any], kind: Any
+    ) -> grpc.RpcMethodHandler:
+        """Return the handler of a call that asks for no token: balancers and supervisors have none."""
+
+        def answer(messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+            message = self._calls.read_open(messages, context)
+            return page(_asked_for(message, kind), context).SerializeToString()
+
+        return grpc.stream_unary_rpc_method_handler(_answering(answer))
 
     # ---------------------------------------------------------------- pages about the server
 
-    def _live(self, request: Any) -> Any:
+    def _live(self, request: Any, context: grpc.ServicerContext) -> Any:
         return protocol.ServerLiveResponse(live=True)
 
-    def _ready(self, request: Any) -> Any:
-        return protocol.ServerReadyResponse(ready=self._is_ready())
+    def _ready(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return protocol.ServerReadyResponse(ready=self._is_ready(context))
 
-    def _health(self, request: Any) -> Any:
+    def _health(self, request: Any, context: grpc.ServicerContext) -> Any:
         if request.service not in ("", SERVICE, LIVENESS):
             raise UnknownService(f"the health of {request.service[:200]!r} is not known here")
-        serves = request.service == LIVENESS or self._is_ready()
+        serves = request.service == LIVENESS or self._is_ready(context)
         status = protocol.HealthCheckResponse.ServingStatus
         return protocol.HealthCheckResponse(status=status.SERVING if serves else status.NOT_SERVING)
 
-    def _is_ready(self) -> bool:
-        try:
-            return why_server_is_not_ready(self._counters(READY_S)) is None
-        except Unavailable:
-            return False
+    def _is_ready(self, context: grpc.ServicerContext) -> bool:
+        with self._calls.asks_the_server(peer_of(context.peer())):
+            try:
+                return why_server_is_not_ready(self._counters(READY_S)) is None
+            except Unavailable:
+                return False
 
     def _server(self, request: Any) -> Any:
         return ParseDict(server_metadata(), protocol.ServerMetadataResponse())
@@ -215,9 +240,18 @@ class InferenceService:
             return self._tokens.name_of(metadata.get("authorization", ""))
         return peer_of(context.peer())
 
-    def _infer(self, message: bytes, context: grpc.ServicerContext) -> bytes:
-        began = time.monotonic()
+    def _infer(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         metadata = metadata_of(context)
+        with self._calls.of(self.caller_of(context, metadata), context, TRANSFER_S) as call:
+            message = call.read(messages)
+            with self._calls.holding(call, len(message)):
+                answer = self._inferred(message, call.caller, metadata, context)
+            return self._calls.sends(call, answer)
+
+    def _inferred(
+        self, message: bytes, caller: str, metadata: Mapping[str, str], context: grpc.ServicerContext
+    ) -> bytes:
+        began = time.monotonic()
         asked = self.read(message)
         request = asked.request
         deadline_s = deadline_of(context, asked.options.deadline_s)
@@ -232,77 +266,52 @@ class InferenceService:
             priority=asked.options.priority,
             request_id=own_id(metadata.get(OWN_ID), request.id),
             trace=metadata,
-            caller=self.caller_of(context, metadata),
+            caller=caller,
         )
         if not context.add_callback(inference.withdraw):
             inference.withdraw()
-        return infer_response(request.model_name, request.id, names, inference.result())
+        with self.in_flight.one(caller):
+            result = inference.result()
+        return infer_response(request.model_name, request.id, names, result)
 
     def _stream(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
-            yield from self.streams.answers(messages, context)
-        except RequestError as error:
+            # A stream may wait for its first message: Triton's clients open one before they have a request.
+            with self._calls.of(self.caller_of(context, metadata_of(context)), context, math.inf) as call:
+                yield from self.streams.answers(call, messages, self._calls)
+        except (RequestError, UnknownCaller) as error:
             refuse(context, error)
         except Exception:  # as in `_answering`
             log.exception("gRPC call failed", peer=context.peer())
             refuse(context, InternalError(_DEFECT))
 
 
-class TokenCheck(grpc.ServerInterceptor):  # type: ignore[misc] # grpcio has no types
-    """Refuses calls without a known token before their messages are read."""
-
-    def __init__(self, tokens: Tokens) -> None:
-        self._tokens = tokens
-
-    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        """Return the call's handler, or one that refuses it."""
-        if handler_call_details.method not in OPEN_TO_ALL:
-            metadata = dict(handler_call_details.invocation_metadata)
-            try:
-                self._tokens.name_of(metadata.get("authorization", ""))
-            except UnknownCaller as error:
-                return _refusing(str(error))
-        return continuation(handler_call_details)
-
-
-def _refusing(why: str) -> grpc.RpcMethodHandler:
-    def refuse_call(messages: Any, context: grpc.ServicerContext) -> None:
-        context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
-
-    # As of a stream: gRPC would read the message of any other call first.
-    return grpc.stream_unary_rpc_method_handler(refuse_call)
-
-
-def _page_handler(page: Callable[[Any], Any], request: Any) -> grpc.RpcMethodHandler:
-    """Return the handler of a call that has a page."""
-
-    def answer(message: bytes, context: grpc.ServicerContext) -> Any:
-        if len(message) > MOST_PAGE_BYTES:
-            raise TooLarge(f"{len(message)} bytes; at most {MOST_PAGE_BYTES} are taken by this call")
-        try:
-            asked = request.FromString(message)
-        except DecodeError as error:
-            raise InvalidRequest(f"the message is no {request.DESCRIPTOR.name}: {error}") from None
-        return page(asked)
-
-    return grpc.unary_unary_rpc_method_handler(
-        _answering(answer), response_serializer=lambda answer: answer.SerializeToString()
-    )
+def _asked_for(message: bytes, kind: Any) -> Any:
+    """Return what a call for a page asks for; raises `TooLarge`, `InvalidRequest`."""
+    if len(message) > MOST_PAGE_BYTES:
+        raise TooLarge(f"{len(message)} bytes; at most {MOST_PAGE_BYTES} are taken by this call")
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        raise InvalidRequest(f"the message is no {kind.DESCRIPTOR.name}: {error}") from None
 
 
 def _answering(
-    handler: Callable[[bytes, grpc.ServicerContext], Any],
-) -> Callable[[bytes, grpc.ServicerContext], Any]:
+    handler: Callable[[Iterator[bytes], grpc.ServicerContext], bytes],
+) -> Callable[[Iterator[bytes], grpc.ServicerContext], bytes | None]:
     """Return a handler that answers errors by their statuses."""
 
-    def answer(message: bytes, context: grpc.ServicerContext) -> Any:
+    def answer(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes | None:
         try:
-            return handler(message, context)
-        except RequestError as error:
+            return handler(messages, context)
+        except (RequestError, UnknownCaller) as error:
             refuse(context, error)
+        except grpc.RpcError:
+            raise  # the call was cancelled while its message was read: there is nothing to answer
         except Exception:  # a defect of the gateway costs one call
             log.exception("gRPC call failed", peer=context.peer())
             refuse(context, InternalError(_DEFECT))
+        return None
 
     return answer
 
@@ -316,6 +325,8 @@ class _Asked:
     """Facts of a request that its answer needs."""
 
     began: float
+    held_bytes: int
+    """Bytes of its message, and of the answer that is expected; after that, of its answer."""
     id: str = ""
     model_name: str = ""
     outputs: Any = ()
@@ -330,9 +341,9 @@ class OpenStreams:
         self._changing = threading.Lock()
         self._ending = False
 
-    def answers(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    def answers(self, call: RunningCall, messages: Iterator[bytes], calls: RunningCalls) -> Iterator[bytes]:
         """Yield the answers to the messages of one call. Raises `Unavailable` where the gateway ends before them."""
-        stream = _OpenStream(self._service, messages, context)
+        stream = _OpenStream(self._service, call, messages, calls)
         with self._changing:
             self._open.add(stream)
             if self._ending:
@@ -355,34 +366,58 @@ class _OpenStream:
     """One call of `ModelStreamInfer`."""
 
     def __init__(
-        self, service: InferenceService, messages: Iterator[bytes], context: grpc.ServicerContext
+        self,
+        service: InferenceService,
+        call: RunningCall,
+        messages: Iterator[bytes],
+        calls: RunningCalls,
     ) -> None:
         self._service = service
+        self._calls = calls
+        self._call = call
         self._messages = messages
-        self._context = context
-        self._metadata = metadata_of(context)
+        self._context = call.context
+        self._metadata = metadata_of(call.context)
         self._read = 0
         self._answered = 0
         self._ending = False
+        self._requests = Holding(service.in_flight, call.caller)
+        self._bytes = Holding(calls.held_bytes, call.caller)
+        self._largest_answer = calls.held_bytes_of_one // MAX_IN_FLIGHT // 2
+        """Bytes; at first a guess, which leaves as many to each message. As many are counted for each request, so that its
+        sender waits before answers are dropped."""
+        self._has_answered = False
         options = StreamOptions(
             max_in_flight=MAX_IN_FLIGHT,
             ordered=True,
             on_error="yield",
             deadline=None,
             priority=0,
-            caller=service.caller_of(context, self._metadata),
+            caller=call.caller,
         )
-        self._stream: Stream[Result | Failed] = Stream(service.client, None, self._items(), options)
+        self._stream: Stream[Result | Failed] = Stream(
+            service.client, None, self._items(), options, keeps=self._keep
+        )
 
     def answers(self) -> Iterator[bytes]:
-        with self._stream:
-            if not self._context.add_callback(self._stream.close):
-                return
-            self._close_if_ended()
-            for item in self._stream:
-                yield self._answer(item)
-                self._answered += 1
+        try:
+            with self._stream:
+                if not self._context.add_callback(self._stream.close):
+                    return
                 self._close_if_ended()
+                for item in self._stream:
+                    answer = self._answer(item)
+                    self._calls.begin_to_send(self._call)
+                    yield answer
+                    self._call.has_sent()
+                    self._requests.change(1, 0)
+                    self._bytes.change(item.key.held_bytes, 0)
+                    self._answered += 1
+                    self._close_if_ended()
+        finally:
+            self._call.has_sent()
+            self._requests.close()
+            self._bytes.close()
         if self._ending and self._context.is_active():
             raise Unavailable("the gateway ends, and takes nothing new")
 
@@ -400,11 +435,19 @@ class _OpenStream:
     def _items(self) -> Iterator[OwnItem]:
         while (message := self._next()) is not None:
             self._read += 1
-            asked = _Asked(time.monotonic())
+            held_bytes = len(message) + self._largest_answer
+            # Its sender waits, too: nothing more is read.
+            if not (self._take(self._requests, 1) and self._take(self._bytes, held_bytes)):
+                return
+            asked = _Asked(time.monotonic(), held_bytes)
             try:
                 yield self._item(message, asked)
             except RequestError as error:
                 yield OwnItem(key=asked, error=error)
+
+    def _take(self, holding: Holding, amount: int) -> bool:
+        """Wait until the caller's quota has room for more. False: the call is over."""
+        return holding.take_in_turn(amount, lambda: not self._context.is_active())
 
     def _next(self) -> bytes | None:
         """Return the next message, or None at the end of the call."""
@@ -431,6 +474,16 @@ class _OpenStream:
             trace=self._metadata,
         )
 
+    # ------------------------------------------------------------ the client's thread
+
+    def _keep(self, asked: _Asked, nbytes: int) -> None:
+        """Count an answer instead of its message. Raises `BeyondQuota` where it cannot be kept until it is read."""
+        largest = max(self._largest_answer, nbytes) if self._has_answered else nbytes
+        self._largest_answer = min(largest, self._calls.max_message_bytes)
+        self._has_answered = True
+        self._bytes.change(asked.held_bytes, nbytes)
+        asked.held_bytes = nbytes
+
     # ------------------------------------------------------------ the thread of the call
 
     def _answer(self, item: Result | Failed) -> bytes:
@@ -440,8 +493,11 @@ class _OpenStream:
         return stream_error(asked.model_name, asked.id, item.error.message)
 
 
-def refuse(context: grpc.ServicerContext, error: RequestError) -> None:
+def refuse(context: grpc.ServicerContext, error: RequestError | UnknownCaller) -> None:
     """End a call by the status of an error. Raises gRPC's own exception."""
+    if isinstance(error, UnknownCaller):
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+        return
     context.set_trailing_metadata((pushback_of(error),))
     context.abort(status_of(error), error.message[:MOST_WORDS])
 
@@ -472,6 +528,7 @@ STATUSES: dict[type[RequestError], grpc.StatusCode] = {
     Forbidden: grpc.StatusCode.PERMISSION_DENIED,
     # gRPC itself says the same of a message that is larger than it takes.
     TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    BeyondQuota: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Overloaded: grpc.StatusCode.UNAVAILABLE,
     Draining: grpc.StatusCode.UNAVAILABLE,
     Unavailable: grpc.StatusCode.UNAVAILABLE,

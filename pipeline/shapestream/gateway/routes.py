@@ -61,9 +61,11 @@ from shapestream.gateway.tei_api import (
     tei_error,
     tokenize_response,
 )
-from shapestream.gateway.text_calls import TextCalls, text_ports
+from shapestream.gateway.text_calls import TextCalls
+from shapestream.gateway.text_ports import text_ports
 from shapestream.transport.http_listener import REFUSED_SITES, is_sent_by_another_site
 from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
+from shapestream.web.quotas import Quotas
 from shapestream.web.tokens import Tokens
 from shapestream_engine.signature import ModelSignature
 
@@ -89,7 +91,11 @@ class Routes:
         self._by_loopback = by_loopback and tokens is None
         self._default_priority_level = default_priority_level
         self._long_steps = LongSteps()
-        self._texts = TextRoutes(client, services or TextServices(), self._long_steps, self._model_ready)
+        self._in_flight = Quotas(lambda: client.window_requests, "requests in flight")
+        """All callers' requests at the server. Beyond the client's window they would wait in one queue, whoever asks."""
+        self._texts = TextRoutes(
+            client, services or TextServices(), self._long_steps, self._model_ready, self._in_flight
+        )
         self._open_to_all = frozenset((*OPEN_TO_ALL, *self._texts.open_to_all))
         self._pages: dict[str, Methods] = {
             "/v2": {"GET": self._server},
@@ -241,15 +247,16 @@ class Routes:
             nbytes = len(request.body)  # strings are read one by one, also those of binary data
         inputs = await steps.run_slices(nbytes, read_inputs(body, signature))
         asked = read_outputs(body, signature)
-        result = await self._client.infer(
-            model,
-            inputs,
-            deadline=None if deadline_s is None else began + deadline_s - trio.current_time(),
-            priority=body.options.priority,
-            request_id=own_id(request.headers.get(OWN_ID), body.id),
-            trace=request.headers,
-            caller=request.peer,
-        )
+        with self._in_flight.one(request.peer):
+            result = await self._client.infer(
+                model,
+                inputs,
+                deadline=None if deadline_s is None else began + deadline_s - trio.current_time(),
+                priority=body.options.priority,
+                request_id=own_id(request.headers.get(OWN_ID), body.id),
+                trace=request.headers,
+                caller=request.peer,
+            )
         return await steps.run_slices(
             converted_nbytes(asked, result), infer_response(model, body.id, asked, result)
         )
@@ -277,19 +284,28 @@ ErrorForm: TypeAlias = Callable[[RequestError | HttpError], HttpError]
 class TextRoutes:
     """The pages of a gateway's services for texts."""
 
-    def __init__(self, client: Client, services: TextServices, steps: LongSteps, ready: ModelPage) -> None:
-        """`ready` answers whether a model is."""
+    def __init__(
+        self,
+        client: Client,
+        services: TextServices,
+        steps: LongSteps,
+        ready: ModelPage,
+        in_flight: Quotas,
+    ) -> None:
+        """`ready` answers whether a model is. `in_flight`: of the requests of all callers."""
         self._client = client
         self._steps = steps
         self._ready = ready
-        self._openai = {name: TextCalls(client, service) for name, service in services.openai.items()}
+        self._openai = {
+            name: TextCalls(client, service, in_flight) for name, service in services.openai.items()
+        }
         self.pages: dict[str, Methods] = {}
         """The paths, except those that name a model."""
         if services.openai:
             self.pages = {"/v1/embeddings": {"POST": self._embeddings}, "/v1/models": {"GET": self._models}}
         self._tei_paths: frozenset[str] = frozenset()
         if (tei := services.tei) is not None:
-            calls = TextCalls(client, tei)
+            calls = TextCalls(client, tei, in_flight)
             health, embed = partial(self._health, tei.name), partial(self._embed, calls)
             pages: dict[str, Methods] = {
                 "/": {"POST": embed, "GET": health},
@@ -353,7 +369,7 @@ class TextRoutes:
         inputs = await self._steps.run(len(request.body), partial(read_tokenize, request.body))
         tokens, request_id = await calls.tokenize(inputs, request)
         nbytes = sum(numbers.nbytes for numbers in tokens)
-        return await self._steps.run(nbytes, partial(tokenize_response, tokens, request_id))
+        return await self._steps.run_slices(nbytes, tokenize_response(tokens, request_id))
 
     async def _info(self, name: str, calls: TextCalls, request: HttpRequest) -> HttpResponse:
         ports = text_ports(await signature_of(self._client, name, PAGE_S))

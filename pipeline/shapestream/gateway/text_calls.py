@@ -1,16 +1,13 @@
 """Texts, or their tokens, to the server and back: one request of a chain for all texts of a caller.
 
 Tokens that the caller has made are requests of the chain's encoder, one for each text, so that each is scheduled by its own
-length. They are all under way at once, up to a number.
-
-A model of texts takes `str [texts]`, gives a vector for each, and perhaps the number of each text's tokens. An encoder
-takes tokens that a caller has made, and gives vectors. A tokenizer takes texts, and gives the tokens of each. Inputs and
-outputs are found in the model's signature.
+length. They are all under way at once, up to a number, and within the caller's quota of requests in flight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,11 +22,18 @@ from shapestream.gateway.infer_tensors import own_id
 from shapestream.gateway.model_pages import signature_of
 from shapestream.gateway.options import TextService
 from shapestream.gateway.text_bodies import Matrix, Texts, TokenLists, VectorForm, check_dimensions, matrix_of
+from shapestream.gateway.text_ports import (
+    IDS,
+    SPARSE,
+    TOKENS,
+    EncoderPorts,
+    encoder_ports,
+    text_ports,
+    tokenizer_input,
+)
 from shapestream.web.messages import HttpRequest
-from shapestream_engine.element_types import dtype_of
+from shapestream.web.quotas import BeyondQuota, Quotas
 from shapestream_engine.layout import value
-from shapestream_engine.ports import InputPort, OutputPort
-from shapestream_engine.signature import ModelSignature
 
 MOST_IN_FLIGHT = 256
 """Requests of one caller's request at the server at once: half of the share of one caller."""
@@ -48,8 +52,10 @@ class Embedded:
 class TextCalls:
     """Calls of one service's models."""
 
-    def __init__(self, client: Client, service: TextService) -> None:
+    def __init__(self, client: Client, service: TextService, in_flight: Quotas) -> None:
+        """`in_flight`: of the requests of all callers."""
         self._client = client
+        self._in_flight = in_flight
         self._service = service
 
     async def embed(self, inputs: Texts | TokenLists, form: VectorForm, request: HttpRequest) -> Embedded:
@@ -128,15 +134,22 @@ class TextCalls:
     ) -> Sequence[Result]:
         results: dict[int, Result] = {}
         failures: list[RequestError] = []
-        lists = enumerate(inputs.lists)
+        unsent = deque(enumerate(inputs.lists))
         async with trio.open_nursery() as nursery:
 
             async def work() -> None:
-                for index, tokens in lists:
+                while unsent:
+                    index, tokens = unsent.popleft()
                     try:
                         results[index] = await self._infer(
                             self._service.encoder, ports.inputs_of(tokens), request
                         )
+                    except BeyondQuota as error:
+                        if len(nursery.child_tasks) > 1:
+                            unsent.append((index, tokens))  # for those that are under way
+                            return
+                        failures.append(error)
+                        return
                     except RequestError as error:
                         failures.append(error)
                         nursery.cancel_scope.cancel()  # withdraws the others
@@ -149,134 +162,11 @@ class TextCalls:
         return [results[index] for index in range(len(inputs))]
 
     async def _infer(self, model: str, inputs: Mapping[str, Any], request: HttpRequest) -> Result:
-        return await self._client.infer(
-            model,
-            inputs,
-            request_id=own_id(request.headers.get(OWN_ID)),
-            trace=request.headers,
-            caller=request.peer,
-        )
-
-
-TEXT = "str"
-"""The element type of texts."""
-FLOATS = ("f32", "f16", "bf16", "f64")
-EMBEDDING = ("embedding", "sentence_embedding")
-"""Names of the output with the vectors, the first of which the model has."""
-TOKENS = "tokens"
-"""The output with the number of tokens of each text. Without it, a usage of 0 is told."""
-SPARSE = "sparse"
-"""The output with vectors that are mostly 0, for TEI's `/embed_sparse`."""
-IDS = "input_ids"
-"""The encoder's input, and the tokenizer's output, with the numbers of tokens."""
-FILLED = {"attention_mask": 1, "token_type_ids": 0}
-"""Inputs of encoders that follow from the tokens alone: each number of them."""
-TEXT_MODEL = (
-    "it needs one input of element type str and shape [texts], and an output `embedding` of floating numbers with a "
-    "vector for each text"
-)
-
-
-@value
-class TextPorts:
-    """The ports of a model of texts."""
-
-    text: str
-    embedding: str
-    element_type: str
-    size: int | None
-    """Numbers of a vector; None where the signature does not tell."""
-    counts_tokens: bool
-    is_sparse: bool
-
-
-def text_ports(signature: ModelSignature) -> TextPorts:
-    """Return the ports of a model of texts; raises `NotGiven` for other models, and says what it needs."""
-    output = _embedding(signature.outputs)
-    text = text_input(signature)
-    if text is None or output is None:
-        raise NotGiven(f"{signature.name!r} embeds no texts: {TEXT_MODEL}")
-    last = output.shape.dimensions[-1] if output.item is None else output.item.dimensions[-1]
-    names = [port.name for port in signature.outputs]
-    return TextPorts(
-        text=text,
-        embedding=output.name,
-        element_type=output.element_type,
-        size=None if last.is_dynamic else last.minimum,
-        counts_tokens=TOKENS in names,
-        is_sparse=SPARSE in names,
-    )
-
-
-def text_input(signature: ModelSignature) -> str | None:
-    """Return the name of the only input, if it takes texts."""
-    match signature.inputs:
-        case [port] if port.element_type == TEXT and port.shape.rank == 1:
-            return port.name
-        case _:
-            return None
-
-
-def _embedding(outputs: Iterable[OutputPort]) -> OutputPort | None:
-    """Return the output with the vectors: by its name, or as the only one that can have them."""
-    found = [port for port in outputs if port.element_type in FLOATS and _has_vectors(port)]
-    named = [port for name in EMBEDDING for port in found if port.name == name]
-    if named:
-        return named[0]
-    return found[0] if len(found) == 1 else None
-
-
-def _has_vectors(port: OutputPort) -> bool:
-    if port.item is not None:
-        return port.item.rank in (1, 2)
-    return port.shape.rank == 2
-
-
-@value
-class EncoderPorts:
-    """The ports of an encoder."""
-
-    ids: InputPort
-    filled: Mapping[str, tuple[npt.DTypeLike, int]]
-    """The inputs that have the same number for each token: its type, and the number."""
-    embedding: str
-    most_tokens: int | None
-    """Tokens of one text, at most."""
-
-    def inputs_of(self, tokens: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.generic]]:
-        """Return the inputs for the tokens of one text. The SDK refuses numbers that the encoder's type lacks."""
-        ids = tokens[np.newaxis]
-        return {
-            self.ids.name: ids,
-            **{name: np.full(ids.shape, number, dtype) for name, (dtype, number) in self.filled.items()},
-        }
-
-
-def encoder_ports(signature: ModelSignature) -> EncoderPorts:
-    """Return the ports of an encoder; raises `NotGiven` for other models."""
-    ids = [port for port in signature.inputs if port.name == IDS and port.shape.rank == 2]
-    others = [port for port in signature.inputs if port.name != IDS and port.mask_of is None]
-    strange = [port.name for port in others if port.name not in FILLED]
-    output = _embedding(signature.outputs)
-    if not ids or strange or output is None:
-        needs = f"it needs the input {IDS} [batch, tokens] and an output with a vector for each row"
-        unknown = f", and nobody has its input {strange[0]}" if strange else ""
-        raise NotGiven(f"{signature.name!r} embeds no tokens: {needs}{unknown}")
-    filled = {port.name: (dtype_of(port.element_type), FILLED[port.name]) for port in others}
-    return EncoderPorts(
-        ids=ids[0],
-        filled=filled,
-        embedding=output.name,
-        most_tokens=ids[0].shape.dimensions[1].maximum,
-    )
-
-
-def tokenizer_input(signature: ModelSignature) -> str:
-    """Return the input of a tokenizer; raises `NotGiven` for other models."""
-    text = text_input(signature)
-    if text is None or all(port.name != IDS or port.item is None for port in signature.outputs):
-        raise NotGiven(
-            f"{signature.name!r} is no tokenizer: it needs one input of element type str and an output {IDS}, a list of "
-            f"arrays"
-        )
-    return text
+        with self._in_flight.one(request.peer):
+            return await self._client.infer(
+                model,
+                inputs,
+                request_id=own_id(request.headers.get(OWN_ID)),
+                trace=request.headers,
+                caller=request.peer,
+            )

@@ -59,6 +59,8 @@ MAX_UNSENT_BYTES = 64 * 1024
 """Bytes that the kernel buffers for a reader. A viewer that does not read is noticed when they are full."""
 MAX_HEAD_BYTES = 16 * 1024
 """Largest number of bytes of a request's head, and of the body of a PUT."""
+MOST_PAGE_BYTES = 32 * 1024 * 1024
+"""Bytes of pages that are not written yet, of all viewers: 1 MiB for each connection, and no page has so many."""
 MOST_REFUSALS = 4
 """Connections beyond the limit that get 503. Each is one more descriptor, for seconds."""
 RETRY_S = 1.0
@@ -187,6 +189,7 @@ class _Thread:
             most_refusals=MOST_REFUSALS,
             max_head_bytes=MAX_HEAD_BYTES,
             max_body_bytes=MAX_HEAD_BYTES,
+            most_bodies=MOST_PAGE_BYTES // MAX_HEAD_BYTES,
             idle_s=IDLE_S,
             head_s=IDLE_S,
             body_s=IDLE_S,

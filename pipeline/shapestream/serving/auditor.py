@@ -2,7 +2,7 @@
 
 The proof of a model ends when serving begins; audits go on. The result of the request alone is the reference, and the
 tolerances are those of the proof. Two kinds of answers cannot be judged. A model may give two answers to one request
-alone: it varies. Or rounding explains the difference, as changes of the same request show (`probing/movement.py`). Two
+alone: it varies. Or rounding explains the difference, as changes of the same request show (`probing/tolerances.py`). Two
 mismatches within `WITHIN` answers stop batching and padding for their model, until an operator acknowledges that
 (`shapestream audit`).
 
@@ -27,11 +27,18 @@ from shapestream.serving.audits import AuditBook, AuditRun, AuditSample, ModelAu
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.quarantine import digest_of
 from shapestream.serving.sessions import RequestRecord
+from shapestream_engine.arrays import arrays_of
 from shapestream_engine.files import read_plain, write_plain
 from shapestream_engine.layout import Tensors
-from shapestream_engine.probing.model_calls import arrays_of
-from shapestream_engine.probing.movement import RUNS, Movements, change_of, changed
-from shapestream_engine.probing.tolerances import Difference, OutputTolerance, compare
+from shapestream_engine.probing.tolerances import (
+    RUNS,
+    Difference,
+    Movements,
+    OutputTolerance,
+    change_of,
+    changed,
+    compare,
+)
 
 log = structlog.get_logger()
 

@@ -2,7 +2,8 @@
 
 It decides nothing by itself: `ChainRun` says what follows, `ChainRoom` who may begin. The desk gives each request of a stage
 its record, for the scheduler, and keeps what its caller has to do: requests to submit and to withdraw, and chains that are
-over. The dispatcher does it at the end of the event, and again until nothing is left (`is_busy`).
+over. The dispatcher does it at the end of the event, and again until nothing is left (`is_busy`). A stage may have thousands
+of requests: `SLICE` of them are made at a time, each chain's request in turn, so that no turn of the event loop is long.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from shapestream.serving.sessions import RequestRecord
 from shapestream.wire.tensor_frames import check_longest
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Tensors, value
+
+SLICE = 64
+"""Requests of stages that are made and submitted in a turn of the event loop. Each takes some 30 us, the scheduler's part
+included."""
 
 
 class Part(NamedTuple):
@@ -79,14 +84,15 @@ class ChainDesk:
         self.requests: dict[int, ChainRequest] = {}
         """The requests of chains that have not ended, by the ids of their records."""
         self._by_run: dict[ChainRun, ChainRequest] = {}
-        self._submit: list[RequestRecord] = []
+        self._ready: dict[ChainRequest, None] = {}
+        """Those with requests of stages to make; the first has the next turn."""
         self._withdraw: list[int] = []
         self._ended: list[ChainRequest] = []
 
     @property
     def is_busy(self) -> bool:
         """Tell whether the caller has anything to do (`take`)."""
-        return bool(self._submit or self._withdraw or self._ended)
+        return bool(self._ready or self._withdraw or self._ended)
 
     # ---------------------------------------------------------------- events
 
@@ -158,14 +164,24 @@ class ChainDesk:
             request.run.fail(Draining.code, message)
             self._follow(request, now)
 
-    def take(self) -> Over:
-        """Return what the caller has to do, and forget it."""
+    def take(self, now: float) -> Over:
+        """Return what the caller has to do, and forget it: of requests to submit the next `SLICE`."""
+        made: list[RequestRecord] = []
+        left = SLICE
+        while left and self._ready:
+            request = next(iter(self._ready))
+            del self._ready[request]  # or it would keep the turn
+            run = request.run
+            parts, run.ready = run.ready[:left], run.ready[left:]
+            left -= len(parts)
+            for part in parts:
+                if (record := self._record_of(request, part, now)) is not None:
+                    made.append(record)
+            self._follow(request, now)
         # A chain may end while its stage's requests are made: those that nobody has seen need no withdrawal.
-        submit = [
-            record for record in self._submit if record.stage is not None and not record.stage.run.is_over
-        ]
+        submit = [record for record in made if record.stage is not None and not record.stage.run.is_over]
         over = Over(submit=submit, withdraw=self._withdraw, ended=self._ended)
-        self._submit, self._withdraw, self._ended = [], [], []
+        self._withdraw, self._ended = [], []
         return over
 
     # ---------------------------------------------------------------- what follows
@@ -191,26 +207,26 @@ class ChainDesk:
 
     def _carry_out(self, request: ChainRequest, now: float) -> None:
         run = request.run
-        while run.ready:
-            ready, run.ready = run.ready, []
-            for part in ready:
-                self._submit_part(request, part, now)
         self.room.update(run)
-        if run.is_over and run in self._by_run:
+        if not run.is_over:
+            if run.ready:
+                self._ready[request] = None
+        elif run in self._by_run:
+            self._ready.pop(request, None)
             self._withdraw += request.ids.values()
             request.ids.clear()
             del self._by_run[run], self.requests[request.record.id]
             self._ended.append(request)
 
-    def _submit_part(self, request: ChainRequest, part: StageRequest, now: float) -> None:
-        """Make the record of a stage's request, or fail it if its model does not take it."""
+    def _record_of(self, request: ChainRequest, part: StageRequest, now: float) -> RequestRecord | None:
+        """Return the record of a stage's request; None if its model does not take it, and it has failed."""
         run = request.run
         if run.is_over:
-            return
+            return None
         name = part.stage.stage.model
         if (why := self._models.unavailable.get(name)) is not None:
             run.fail(Unavailable.code, why)
-            return
+            return None
         model = self._models.by_name[name]
         try:
             shape = model.resolve(part.tensors.layout)
@@ -218,12 +234,12 @@ class ChainDesk:
                 check_longest(model.signature.inputs, part.tensors)
         except ShapeError as error:
             run.failed(part, "invalid", f"model {name!r}: {error}", now)
-            return
+            return None
         except TooLarge as error:
             run.failed(part, error.code, f"model {name!r}: {error.message}", now)
-            return
+            return None
         id_ = request.ids[part] = next(self._ids)
-        self._submit.append(request.record.of_stage(id_, model, shape, part, now))
+        return request.record.of_stage(id_, model, shape, part, now)
 
 
 def part_of(part: StageRequest, number: int) -> Part:

@@ -41,7 +41,7 @@ from shapestream.scheduling.bundles import BUNDLE_S
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.scheduling.scheduler_statistics import Occupancy
 from shapestream.serving.audits import AuditBook, AuditRun
-from shapestream.serving.chain_desk import ChainDesk, ChainRequest
+from shapestream.serving.chain_desk import SLICE, ChainDesk, ChainRequest
 from shapestream.serving.ends import (
     BatchEnded,
     ChainEnded,
@@ -189,15 +189,20 @@ class Dispatcher:
         return [record for record in records if record.served.chain is None]
 
     def _follow_chains(self, now: float) -> None:
-        """Submit and withdraw requests of stages, and reply to chains that are over, until nothing follows."""
-        while self.desk.is_busy:
-            over = self.desk.take()
+        """Submit and withdraw requests of stages, and reply to chains that are over, until nothing follows.
+
+        After a slice of requests the rest is left for the next turn of the event loop (`_next_wakeup`).
+        """
+        submitted = 0
+        while self.desk.is_busy and submitted < SLICE:
+            over = self.desk.take(now)
             for request in over.ended:
                 self._end_chain(request, now)
             for id_ in over.withdraw:
                 self._handle(events.RequestCancelled(id=id_), now)
             if over.submit:
                 self.submit(over.submit, now)
+            submitted += len(over.submit)
 
     def _end_chain(self, request: ChainRequest, now: float) -> None:
         record, run = request.record, request.run
@@ -652,6 +657,8 @@ class Dispatcher:
     def _next_wakeup(self) -> float:
         wakeup, other = self._scheduler.next_wakeup(), self._held.until
         if self.desk.has_chains:
+            if self.desk.is_busy:
+                return -math.inf  # in the next turn
             other = min(other, self.desk.room.next_deadline())
         return other if wakeup is None else min(wakeup, other)
 

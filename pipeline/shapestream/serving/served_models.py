@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import zip_longest
 from math import prod
 
@@ -25,7 +26,7 @@ from shapestream.wire.limits import (
 from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.calibration_shapes import DEFAULT_MAX_BATCH
 from shapestream_engine.element_types import dtype_of
-from shapestream_engine.memo import Memo
+from shapestream_engine.layout import REMEMBERED
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import BATCH
 from shapestream_engine.signature import ModelSignature
@@ -89,7 +90,7 @@ class ServedModel:
         self.takes_strings = any(port.is_string for port in signature.inputs)
         self.description = signature.to_dict()
         """The signature as plain data."""
-        self.resolve = Memo(signature.resolve)
+        self.resolve = lru_cache(REMEMBERED)(signature.resolve)
         """`ModelSignature.resolve`, remembered by layout. Raises ShapeError.
 
         Use it only for layouts that the codec has read, which holds no `True` or `1.0` in place of an equal 1.

@@ -66,7 +66,7 @@ from shapestream.wire.codec import codec_of, encode
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS, Limits
 from shapestream.wire.messages import Goodbye, Role
 from shapestream.wire.peers import STALL_S
-from shapestream_engine.calibration_cache import CostCache
+from shapestream_engine.calibration import CostCache
 from shapestream_engine.cost_table import LearnedCosts
 
 if TYPE_CHECKING:

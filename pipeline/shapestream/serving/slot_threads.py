@@ -46,11 +46,10 @@ from shapestream.transport.memory import ThreadServer
 from shapestream.wire.codec import BadEntry, Codec, codec_of
 from shapestream.wire.messages import BatchDone, BatchFailedEntry, Entry, Execute, Heartbeat, Role, SlotHello
 from shapestream_engine.batch import BatchReport, ErrorCode
-from shapestream_engine.compiled_model import CompiledModel
+from shapestream_engine.compiled_model import CompiledModel, RequestPool
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Buffer
 from shapestream_engine.machine import engine_and_versions
-from shapestream_engine.request_pool import RequestPool
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Runner
 

@@ -159,6 +159,45 @@ class Past(NamedTuple):
     """Its place in a chain, if it is a stage's request that is told below its chain's."""
 
 
+class _Question:
+    """Which requests are asked about: those with an id, or of a trace, that the asker may see."""
+
+    __slots__ = ("_asker", "_client", "_sequence", "_text")
+
+    def __init__(self, text: str, asker: ClientId | None) -> None:
+        """`text`: the server's id (client and number), a user's own, or that of a trace."""
+        match = _ID.fullmatch(text)
+        self._client, self._sequence = (bytes.fromhex(match[1]), int(match[2])) if match else (b"", -1)
+        self._text = text
+        self._asker = asker
+
+    def asks_of(self, one: RunMember) -> bool:
+        """Tell whether it asks about a member."""
+        mine = (one.sequence == self._sequence and one.client[0] == self._client) or one.is_called(self._text)
+        return mine and may_see(self._asker, one.client)
+
+    def asks_of_record(self, record: RequestRecord) -> bool:
+        """Tell whether it asks about a record. To make a `RunMember` of each would make a long turn."""
+        tags = record.tags or {}
+        may = (
+            record.sequence == self._sequence
+            or tags.get(REQUEST_ID) == self._text
+            or self._text in tags.get(TRACEPARENT, "")
+        )
+        return may and self.asks_of(member_of(record))
+
+    def members_of(self, run: Run) -> list[RunMember]:
+        """Return the members of a run that it asks about."""
+        # The comparisons in front keep `asks_of` from being called for each member.
+        sequence, text = self._sequence, self._text
+        return [
+            one
+            for one in run.members
+            if (one.sequence == sequence or one.own_id == text or one.traceparent is not None)
+            and self.asks_of(one)
+        ]
+
+
 class Stories:
     """The recorder of the latest batches and failed requests, and of the slowest requests of the last minutes."""
 
@@ -386,32 +425,11 @@ class Stories:
         After a chain's request come those of its stages that it waited for or that failed, in the order of its stages.
         `records` have no end yet.
         """
-        match = _ID.fullmatch(text)
-        client, sequence = (bytes.fromhex(match[1]), int(match[2])) if match else (b"", -1)
-        shares: _Shares = {}
-
-        def asked(one: RunMember) -> bool:
-            mine = (one.sequence == sequence and one.client[0] == client) or one.is_called(text)
-            return mine and may_see(asker, one.client)
-
-        def perhaps(record: RequestRecord) -> bool:
-            """Tell whether `asked` is worth asking: a `RunMember` of each record would make a long turn."""
-            tags = record.tags or {}
-            return (
-                record.sequence == sequence
-                or tags.get(REQUEST_ID) == text
-                or text in tags.get(TRACEPARENT, "")
-            )
-
+        question = _Question(text, asker)
         # Copies, since later turns change the originals; the newest first.
         runs = list(reversed(self._runs))
-        ended = (past for past in reversed(self._ended) if past.part is None and asked(past.member))
         unended = list(reversed(list(records)))
-        of_chains = (record for record in unended if record.served.chain is not None)
-        running = (record for record in of_chains if perhaps(record) and asked(member_of(record)))
-        found = {number: past for _, number, past in chain(*self._slow) if asked(past.member)}
-        found |= {past.member.number: past for past in islice(ended, MOST_STORIES)}
-        found |= {record.id: self._unended_chain(record) for record in islice(running, MOST_STORIES)}
+        found = self._ended_of(question) | self._chains_of(question, unended)
         chains = {(past.member.client, past.member.sequence) for past in found.values() if past.stages}
         trees = {number: _parts_of(past) for number, past in found.items()}
         parts = {number for tree in trees.values() for number in tree}
@@ -421,41 +439,68 @@ class Stories:
             return one.number in parts or (one.client, one.sequence) not in chains
 
         found = {number: past for number, past in found.items() if past.stages or told(past.member)}
-        told_now = (record for record in unended if record.parent is None or record.id in parts)
-        others = (
-            record
-            for record in told_now
-            if record.served.chain is None and perhaps(record) and asked(member_of(record))
-        )
-        for record in islice(others, MOST_STORIES + len(parts)):
-            runs_now = [run_of(batch) for batch in self._batches().values() if record.id in batch.ids]
-            past = Past(member_of(record), record.model, inf, None, "", None, tuple(runs_now))
-            found[record.id] = past
+        most = MOST_STORIES + len(parts)
+        found |= self._running_of(question, unended, parts, most)
         yield
-        left, seen = MOST_STORIES + len(parts), 0
+        seen = 0
         for run in runs:
             if seen >= ROWS_PER_SLICE:
                 seen = 0
                 yield
-            # The comparisons in front keep `asked` from being called for each member.
-            own = [
-                one
-                for one in run.members
-                if (one.sequence == sequence or one.own_id == text or one.traceparent is not None)
-                and asked(one)
-                and told(one)
-            ]
-            for member in own[::-1][:left]:
+            own = [one for one in question.members_of(run) if told(one)]
+            for member in own[::-1][:most]:
                 found.setdefault(member.number, _answered_by(run, member))
             seen += 1 + len(run.members)
-            left -= len(own)
-            if left <= 0:
+            most -= len(own)
+            if most <= 0:
                 break
+        shares: _Shares = {}
         pasts: list[Past] = []
         for past in _in_order(found, trees, parts):
             yield
             pasts.append(past if past.behind is not None else self._told(self._whole(past), now, shares))
         return pasts
+
+    def _ended_of(self, question: _Question) -> dict[int, Past]:
+        """Return the slow requests of a question, and the newest that ended without an answer, by number."""
+        ended = (
+            past for past in reversed(self._ended) if past.part is None and question.asks_of(past.member)
+        )
+        found = {number: past for _, number, past in chain(*self._slow) if question.asks_of(past.member)}
+        return found | {past.member.number: past for past in islice(ended, MOST_STORIES)}
+
+    def _chains_of(self, question: _Question, unended: Sequence[RequestRecord]) -> dict[int, Past]:
+        """Return the newest chains' requests of a question that have no end yet, by number."""
+        running = (
+            record
+            for record in unended
+            if record.served.chain is not None and question.asks_of_record(record)
+        )
+        return {record.id: self._unended_chain(record) for record in islice(running, MOST_STORIES)}
+
+    def _running_of(
+        self, question: _Question, unended: Sequence[RequestRecord], parts: Collection[int], most: int
+    ) -> dict[int, Past]:
+        """Return the newest requests of a question that have no end yet, by number; of stages' requests those in `parts`."""
+        running = (
+            record
+            for record in unended
+            if (record.parent is None or record.id in parts)
+            and record.served.chain is None
+            and question.asks_of_record(record)
+        )
+        return {
+            record.id: Past(
+                member_of(record),
+                record.model,
+                inf,
+                None,
+                "",
+                None,
+                tuple([run_of(batch) for batch in self._batches().values() if record.id in batch.ids]),
+            )
+            for record in islice(running, most)
+        }
 
     @property
     def errors(self) -> list[list[Any]]:

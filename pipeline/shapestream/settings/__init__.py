@@ -7,7 +7,7 @@ from shapestream.settings.document import (
     WorkerGroupSettings,
     json_schema,
 )
-from shapestream.settings.gateway_settings import GatewaySettings, GrpcSettings, HttpSettings, OpenAiSettings
+from shapestream.settings.gateway_settings import GatewaySettings, GrpcSettings, HttpSettings
 from shapestream.settings.loader import LoadedSettings, load_models, load_settings
 from shapestream.settings.model_settings import (
     BatchingSettings,
@@ -37,7 +37,6 @@ __all__ = [
     "LoadedSettings",
     "Location",
     "ModelSettings",
-    "OpenAiSettings",
     "OutputSettings",
     "PoolingSettings",
     "ProbeSettings",

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
 from shapestream.chains.spec import ChainSpec, StageSpec
 from shapestream.errors import did_you_mean
-from shapestream.settings.values import Bytes, Finding, Section
-
-
-def _read_each(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else value
+from shapestream.settings.values import Bytes, Finding, Section, read_list
 
 
 class StageSettings(Section):
@@ -25,7 +21,7 @@ class StageSettings(Section):
     """The model; a function is one, too."""
     inputs: dict[str, str] = Field(alias="in", min_length=1)
     """The origin of each input of the model: `STAGE.OUTPUT`, or an input of the chain."""
-    each: Annotated[tuple[str, ...], BeforeValidator(_read_each, json_schema_input_type=str | list[str])] = (
+    each: Annotated[tuple[str, ...], BeforeValidator(read_list, json_schema_input_type=str | list[str])] = (
         Field(default=(), strict=False)
     )
     """`item of STAGE.LIST`: a request per array; `row of STAGE.OUTPUT`: per row; `batch of`: one request that has all.

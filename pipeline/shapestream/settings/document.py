@@ -80,30 +80,28 @@ ThreadCount: TypeAlias = Annotated[
 ]
 
 
-class WorkerGroupSettings(Section):
+class ProcessSettings(Section):
+    """A process with slots."""
+
+    slots: SlotCount = "auto"
+    """Inference calls at a time in one process."""
+    threads: ThreadCount = "auto"
+    """Threads that the engine may use in one process."""
+    memory_limit: MemoryLimit | None = None
+    """Resident memory at which a worker is replaced, with nothing lost, and at which the server warns. Default: none."""
+
+
+class WorkerGroupSettings(ProcessSettings):
     """A group of worker processes with equal settings."""
 
     count: int = Field(default=1, ge=1, le=256)
     """Number of processes."""
     models: tuple[str, ...] | None = Field(default=None, strict=False, min_length=1)
     """Names of the models that each process serves. Default: all."""
-    slots: SlotCount = "auto"
-    """Inference calls at a time in one process."""
-    threads: ThreadCount = "auto"
-    """Threads that the engine may use in one process."""
-    memory_limit: MemoryLimit | None = None
-    """Resident memory at which a process is replaced by a fresh one, with nothing lost. Default: none."""
 
 
-class InProcessSettings(Section):
+class InProcessSettings(ProcessSettings):
     """Slots in the server process: for development and trusted models, since a crash ends the server."""
-
-    slots: SlotCount = "auto"
-    """Inference calls at a time."""
-    threads: ThreadCount = "auto"
-    """Threads that the engine may use."""
-    memory_limit: MemoryLimit | None = None
-    """Resident memory of the server at which it warns. Default: none."""
 
 
 def _read_in_process(value: Any) -> Any:

@@ -39,6 +39,33 @@ _BOUNDS: Mapping[str, tuple[str, str]] = {
 }
 
 
+_BY_HAND = "a gateway that is started by hand has it as an option: shapestream gateway --help"
+REMOVED: Mapping[str, str] = {
+    "server.hang_min_s": "it is 10 s, or 2 x worker_silence_s; a model's own limit is batching.hang_after_s",
+    "server.hang_grace_s": "a worker whose batch hangs is ended 5 s after the batch was cancelled",
+    "server.quarantine_requests": "1024 requests that killed workers are refused; a restart forgets them",
+    "server.quarantine_s": "a request that killed workers is refused for 600 s; a restart forgets it",
+    "server.kept_bytes": "64 MiB of replies are kept; remove the key",
+    "server.kept_s": "replies are kept for 60 s; remove the key",
+    "server.max_outbox_bytes": "peers may leave 512 MiB unread, then the one with most is cut off; remove the key",
+    "server.prefetch": "a batch is queued behind the running one wherever that pays; remove the key",
+    "server.windows_per_key": "one key has 8 credits: give each client its own key, or raise window_requests",
+    "server.security.mode": "write security: network, or keys without a mode",
+    "server.http.default_priority_level": f"requests have the level 1, and p is the priority 1 - p; {_BY_HAND}",
+    "server.grpc.default_priority_level": f"requests have the level 1, and p is the priority 1 - p; {_BY_HAND}",
+    "server.http.openai.embeddings": "write openai: NAME, or a list of names",
+    "server.grpc.max_message": "write max_body, as for http",
+    "server.grpc.max_calls": f"a process has 128 calls at a time: raise processes; {_BY_HAND}",
+    "models.tokenizer.lower_case": "tokenizer.json lowers texts by its normalizer; a folder's files are read for it",
+    "models.tokenizer.add_special_tokens": "special tokens are those of tokenizer.json: change its post_processor",
+    "models.pooling.of": "the output is found: last_hidden_state, token_embeddings or the only one; remove the key",
+    "models.pooling.mask": "the mask is the input attention_mask: rename the input in the model's file",
+    "models.probe.*.normal": "write uniform: [low, high], or samples: FILE.npz; numbers without a probe are normal",
+    "models.shapes.max_prepared_bytes": "bytes follow from the number of prepared shapes: lower max_prepared",
+}
+"""Keys that files of earlier releases may have, without indices; `*` is a name. What holds now, or what to write."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectiveValue:
     """One setting in effect: `key` as error messages spell it, and its origin."""
@@ -115,6 +142,9 @@ def _source(path: Path) -> YamlSource:
 def _loaded(path: Path, source: YamlSource, *, files_must_exist: bool, serves: bool) -> LoadedSettings:
     folders = expand_folders(source, path.parent, files_must_exist=files_must_exist)
     findings = _Findings(source)
+    for location in source.places:
+        if (words := _removed(location)) is not None:
+            findings.add(location, f"this key was removed ({words})")
     context = {
         "base": path.parent,
         "files_must_exist": files_must_exist,
@@ -125,6 +155,12 @@ def _loaded(path: Path, source: YamlSource, *, files_must_exist: bool, serves: b
         findings.found.sort(key=lambda finding: finding[0] or Place(0, 0))
         raise ConfigurationError([_line(path, *finding) for finding in findings.found])
     return LoadedSettings(settings=settings, path=path, source=source, folders=folders)
+
+
+def _removed(location: Location) -> str | None:
+    """Return what holds instead of a key that was removed; None for any other key."""
+    names = [part for part in location if isinstance(part, str)]
+    return REMOVED.get(".".join(names)) or REMOVED.get(".".join([*names[:2], "*", *names[3:]]))
 
 
 class _Findings:
@@ -276,7 +312,7 @@ def _known_keys(location: Location) -> list[str]:
     for part in location:
         field = section.model_fields.get(str(part))
         section = (field and _section_in(field.annotation)) or section
-    return list(section.model_fields)
+    return section.file_keys()
 
 
 def _section_in(annotation: Any) -> type[Section] | None:

@@ -24,15 +24,15 @@ from shapestream.settings.values import (
     Section,
     below,
     check_name,
+    constant,
     describe,
     files_must_exist,
     read_path,
     wrong,
 )
 from shapestream.settings.yaml_source import Location
-from shapestream_engine.backends.registry import known_engines
+from shapestream_engine.backends.registry import ENGINES_OF_SUFFIX, engines_of_path, known_engines
 from shapestream_engine.element_types import ELEMENT_TYPES
-from shapestream_engine.engine_choice import ENGINES_OF_SUFFIX, engines_of_path
 from shapestream_engine.errors import ShapeError, SignatureError
 from shapestream_engine.output_rules import RULES, FollowingRule, List
 from shapestream_engine.ports import MAX_AT_MOST_BYTES, shapes_of
@@ -107,13 +107,18 @@ AllowedSizes: TypeAlias = Annotated[
 ]
 
 
-class InputSettings(Section):
-    """Facts about one input that the model file leaves open."""
+class PortSettings(Section):
+    """Facts about an input or an output. Functions need both; those of a model file must agree with it."""
 
     shape: Shape | None = None
-    """Named dimensions and their bounds: "batch:1..64, seq:1..512, 384"."""
+    """Named dimensions and their bounds: "batch:1..64, seq:1..512, 384"; of a list, those of one array."""
     element_type: ElementType | None = None
-    """Element type by OpenVINO's name (f32, i64, boolean, ...). Functions need it; a file's must agree."""
+    """Element type by OpenVINO's name (f32, i64, boolean, ...)."""
+
+
+class InputSettings(PortSettings):
+    """Facts about one input that the model file leaves open."""
+
     pad: dict[str, PadValue] = Field(default_factory=dict)
     """Dimensions that may be padded, each with the value to pad with."""
     mask_of: str | None = None
@@ -141,8 +146,6 @@ class ShapesSettings(Section):
     """`native`: any shape. `padded`: one. `bucketed`: the next of several. `partitioned`: batch divided into sizes."""
     max_prepared: int | None = Field(default=None, ge=1, le=100_000)
     """Prepared shapes that are kept, at most. Default: 64; for `native`, which then rounds later shapes up: no limit."""
-    max_prepared_bytes: Bytes | None = None
-    """Prepared shapes that are kept, at most, in bytes of weights and inputs."""
     warm_up: bool = False
     """Prepare shapes at the start instead of on first use."""
     static: tuple[dict[str, AllowedSizes], ...] = Field(default=(), strict=False)
@@ -183,7 +186,7 @@ class ShapesSettings(Section):
                 words = f"static shapes need the strategy native, but this is {self.strategy} (remove one of them)"
                 yield ("static",), words
             for name, sizes in self.sizes.items():
-                known = [*dimensions.bounds, *type(self).model_fields]
+                known = [*dimensions.bounds, *type(self).file_keys()]
                 for words in dimensions.complaints(name, sizes, known):
                     yield (name,), words
                 for port in dimensions.unpaddable.get(name, ()):
@@ -195,14 +198,13 @@ class ShapesSettings(Section):
             yield error.key[1:], str(error)
 
     def _native_problems(self) -> Iterator[Finding]:
-        known = list(type(self).model_fields)
+        known = type(self).file_keys()
         for name in self.sizes:
             close = closest(name, known)
             remedy = f'did you mean "{close}"?' if close else "remove it, or choose another strategy"
             yield (name,), f"the strategy native takes any size as it comes ({remedy})"
-        for key in ("max_prepared_bytes", "warm_up"):
-            if getattr(self, key):
-                yield (key,), "the strategy native prepares nothing (remove it)"
+        if self.warm_up:
+            yield ("warm_up",), "the strategy native prepares nothing (remove it)"
 
 
 class _Dimensions:
@@ -352,7 +354,7 @@ RuleName: TypeAlias = Annotated[
 ]
 
 
-class OutputSettings(Section):
+class OutputSettings(PortSettings):
     """An output, and the rule that divides its rows between requests."""
 
     rule: RuleName | None = None
@@ -366,10 +368,6 @@ class OutputSettings(Section):
     """For `crop`: an entry per axis, such as `batch, 8, height/4, width/4`. `/` rounds up, `//` down; `?` stays."""
     count: str | None = None
     """For `list`: the input dimension whose size is the number of arrays. Default: the data decides the number."""
-    shape: Shape | None = None
-    """For functions only, which need it: names and bounds of the dimensions. For `list`: those of one array."""
-    element_type: ElementType | None = None
-    """For functions only, which need it: OpenVINO's name of the element type."""
 
     def rule_arguments(self) -> dict[str, Any] | None:
         """Return the rule as the engine reads it, or None for the default."""
@@ -423,15 +421,13 @@ class ProbeSettings(Section):
     """Whole numbers between these two, both included."""
     uniform: tuple[float, float] | None = Field(default=None, strict=False)
     """Numbers between these two."""
-    normal: tuple[float, float] | None = Field(default=None, strict=False)
-    """Numbers around a mean: [mean, standard deviation]."""
     samples: SamplesPath | None = None
     """An .npz of real inputs, relative to this file: arrays called like the inputs, several as `ids.0`, `ids.1`."""
 
     def problems(self) -> Iterator[Finding]:
         """Yield the problems of settings that no values can be drawn from."""
-        if sum(getattr(self, kind) is not None for kind in type(self).model_fields) != 1:
-            advice = "integers: [low, high], uniform: [low, high], normal: [mean, std] or samples: FILE.npz"
+        if sum(getattr(self, kind) is not None for kind in type(self).file_keys()) != 1:
+            advice = "integers: [low, high], uniform: [low, high] or samples: FILE.npz"
             yield (), f"write one of {advice}"
         for kind, ends in (("integers", self.integers), ("uniform", self.uniform)):
             if ends is not None and ends[0] > ends[1]:
@@ -440,8 +436,6 @@ class ProbeSettings(Section):
             yield ("integers",), "no element type has integers of more than 64 bits (narrow the range)"
         if self.uniform is not None and not self.uniform[1] - self.uniform[0] <= sys.float_info.max:
             yield ("uniform",), "the difference of the two ends is not finite (narrow the range)"
-        if self.normal is not None and self.normal[1] < 0:
-            yield ("normal",), f"the standard deviation {self.normal[1]:g} is negative (write 0 or more)"
 
 
 def _read_probe(value: Any) -> Any:
@@ -488,6 +482,42 @@ class BatchingSettings(Section):
         return int(self.batch_invariant)
 
 
+class TokenizerSettings(Section):
+    """A tokenizer as a model: texts in, the token ids of each text out. FILE is short for {path: FILE}."""
+
+    SHORT = "path"
+    path: Annotated[str, BeforeValidator(partial(read_path, expected="a tokenizer.json"))]
+    """A tokenizer.json, relative to this file."""
+    max_tokens: int | None = Field(default=None, ge=1, le=1 << 24)
+    """Tokens of a text, at most, special ones included. Default: any number; of a folder, what its files say."""
+    truncate: bool = False
+    """Cut a text with more tokens. Default: it is an error."""
+    prompt: str = ""
+    """Text before every text. Default: nothing; of a folder, its default prompt."""
+    lower_case: bool = constant(False, is_shown=True)
+    """Lower each text first, its prompt included, as the files of a folder may say."""
+    outputs: tuple[Literal["input_ids", "token_type_ids", "attention_mask"], ...] = Field(
+        default=("input_ids",), strict=False, min_length=1
+    )
+    """The lists with an array per text, beside `counts`."""
+
+    def problems(self) -> Iterator[Finding]:
+        """Yield the contradictions between these settings."""
+        if self.truncate and self.max_tokens is None:
+            yield ("truncate",), "nothing says how many tokens stay (add max_tokens)"
+        if len(set(self.outputs)) < len(self.outputs):
+            yield ("outputs",), "an output is named twice (remove one)"
+
+
+class PoolingSettings(Section):
+    """Pooling of the vectors of a text's tokens into one vector, the output `sentence_embedding`."""
+
+    mode: Literal["mean", "cls", "last", "max"]
+    """The mean of all tokens, the first token, the last one, or the largest value of each component."""
+    normalize: bool = False
+    """Give each vector the length 1."""
+
+
 class ModelSettings(Section):
     """A model: its file, and the facts that the file does not hold."""
 
@@ -497,10 +527,7 @@ class ModelSettings(Section):
     """IR (.xml), ONNX (.onnx) or an exported program of PyTorch (.pt2), relative to this file."""
     function: Annotated[str, BeforeValidator(check_function)] | None = None
     """A NumPy callable instead of `path`: `package.module:name` that an installed package registers, or its name there."""
-    tokenizer: Annotated[
-        TokenizerSettings | None,
-        BeforeValidator(read_tokenizer, json_schema_input_type=str | TokenizerSettings | None),
-    ] = None
+    tokenizer: TokenizerSettings | None = None
     """A tokenizer.json instead of `path`: texts in, token ids out. With a folder as `path`: options of its tokenizer."""
     sha256: Annotated[str, BeforeValidator(check_digest)] | None = None
     """The sha256 that the model's files must have, one after the other: the file itself, then its weights."""
@@ -614,11 +641,9 @@ class ModelSettings(Section):
             yield from self._suffix_problems(PurePath(self.path))
         if self.path is not None or self.function is None:
             return
-        ports: dict[str, Mapping[str, InputSettings | OutputSettings]] = {
-            "inputs": self.inputs,
-            "outputs": self.outputs,
-        }
-        for key, described in ports.items():
+        ports: tuple[tuple[str, Mapping[str, PortSettings]], ...]
+        ports = ("inputs", self.inputs), ("outputs", self.outputs)
+        for key, described in ports:
             if not described:
                 yield (), f'a function needs "{key}" (describe each with shape and element_type)'
             for name, port in described.items():
@@ -665,49 +690,3 @@ class ModelSettings(Section):
                 where,
                 'this fills up calls with copies of rows, which "idempotent: false" forbids (remove it)',
             )
-
-
-class TokenizerSettings(Section):
-    """A tokenizer as a model: texts in, the token ids of each text out. FILE is short for {path: FILE}."""
-
-    path: Annotated[str, BeforeValidator(partial(read_path, expected="a tokenizer.json"))]
-    """A tokenizer.json, relative to this file."""
-    max_tokens: int | None = Field(default=None, ge=1, le=1 << 24)
-    """Tokens of a text, at most, special ones included. Default: any number; of a folder, what its files say."""
-    truncate: bool = False
-    """Cut a text with more tokens. Default: it is an error."""
-    add_special_tokens: bool = True
-    """Add the file's tokens around a text, such as [CLS] and [SEP]."""
-    prompt: str = ""
-    """Text before every text. Default: nothing; of a folder, its default prompt."""
-    lower_case: bool = False
-    """Lower each text first, its prompt included. Default: no; of a folder, what its files say."""
-    outputs: tuple[Literal["input_ids", "token_type_ids", "attention_mask"], ...] = Field(
-        default=("input_ids",), strict=False, min_length=1
-    )
-    """The lists with an array per text, beside `counts`."""
-
-    def problems(self) -> Iterator[Finding]:
-        """Yield the contradictions between these settings."""
-        if self.truncate and self.max_tokens is None:
-            yield ("truncate",), "nothing says how many tokens stay (add max_tokens)"
-        if len(set(self.outputs)) < len(self.outputs):
-            yield ("outputs",), "an output is named twice (remove one)"
-
-
-def read_tokenizer(value: Any) -> Any:
-    """Read a mapping, or the path of a file as short for {path: FILE}."""
-    return {"path": value} if isinstance(value, str) else value
-
-
-class PoolingSettings(Section):
-    """Pooling of the vectors of a text's tokens into one vector, the output `sentence_embedding`."""
-
-    mode: Literal["mean", "cls", "last", "max"]
-    """The mean of all tokens, the first token, the last one, or the largest value of each component."""
-    of: str = Field(default="last_hidden_state", min_length=1)
-    """The output with a vector per token, [batch, seq, hidden], which `sentence_embedding` replaces."""
-    mask: str = Field(default="attention_mask", min_length=1)
-    """The input that tells tokens from padding, [batch, seq]; `cls` needs none."""
-    normalize: bool = False
-    """Give each vector the length 1."""

@@ -7,35 +7,34 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema
 
 from shapestream.addresses import is_beyond_loopback, is_protectable
-from shapestream.settings.gateway_settings import GrpcSettings, HttpSettings, read_gateway
+from shapestream.settings.gateway_settings import GrpcSettings, HttpSettings
 from shapestream.settings.values import (
     TEXT,
     Bytes,
     Finding,
     Section,
+    TokenPort,
     absolute_path,
     address_meant,
     below,
-    check_host_and_port,
+    constant,
     describe,
     is_there,
     keys_must_exist,
     must_be_there,
-    open_to_others,
     read_path,
     wrong,
 )
 from shapestream.settings.yaml_source import Location
 
 MIN_HANG_S = 10.0
-"""Default of the shortest time, in seconds, after which a batch counts as hanging."""
+"""Seconds in which no batch counts as hanging: a machine that is short of CPUs or memory stands still for as long."""
 
 LAME_DUCK_S = 10.0
 """Default of the lame duck: balancers look for readiness each few seconds, and want two or three refusals."""
@@ -104,7 +103,7 @@ def is_public_key(text: str) -> bool:
 
 
 def read_security(value: Any) -> Any:
-    """Read a mapping, or `network` as short for {mode: network}."""
+    """Read a mapping, or the word `network`."""
     if not isinstance(value, str):
         return value
     if value != "network":
@@ -158,10 +157,10 @@ KeyList: TypeAlias = Annotated[
 
 
 class SecuritySettings(Section):
-    """The keys that tcp addresses ask for (docs/security.md). `security: network` is short for {mode: network}."""
+    """The keys that tcp addresses ask for (docs/security.md): callers prove a listed key. Or the word `network`."""
 
-    mode: Literal["keys", "network"] = "keys"
-    """`keys`: callers prove a listed key. `network`: every caller is let in; the network keeps strangers away."""
+    mode: Literal["keys", "network"] = constant("keys", is_shown=True)
+    """`network`: every caller is let in; the network keeps strangers away."""
     key: Annotated[str, BeforeValidator(read_secret_path)] | None = None
     """The server's secret key: a file with mode 0600, from `shapestream keys new`."""
     clients: KeyList = ()
@@ -174,11 +173,8 @@ class SecuritySettings(Section):
     """Keys that may serve models at `worker_listen`."""
 
     def problems(self, listen: tuple[str, ...], worker_listen: str | None) -> Iterator[Finding]:
-        """Yield missing keys, without which an address is useless, and keys that are not used."""
+        """Yield missing keys, without which an address is useless."""
         if self.mode == "network":
-            for role in ("key", "clients", "admins", "gateways", "workers"):
-                if getattr(self, role):
-                    yield (role,), 'the mode "network" uses no keys (remove one of them)'
             return
         if self.key is None:
             yield (), 'missing "key" (the server\'s secret key: shapestream keys new server)'
@@ -189,25 +185,8 @@ class SecuritySettings(Section):
             yield (), f'no worker could use "{worker_listen}" (list public keys in workers)'
 
 
-class AdminSettings(Section):
+class AdminSettings(TokenPort):
     """The admin port: health, metrics and statistics over HTTP (docs/metrics.md). HOST:PORT is short for {address}."""
-
-    address: Annotated[
-        str,
-        BeforeValidator(partial(check_host_and_port, example="127.0.0.1:9090")),
-        WithJsonSchema(TEXT),
-    ]
-    """HOST:PORT; beyond loopback with `token_file`, or with `security: network`."""
-    token_file: Annotated[str, BeforeValidator(partial(read_path, expected="a file"))] | None = None
-    """File with the bearer token that callers must show, health checks apart."""
-
-    def is_open(self, *, network_is_safe: bool) -> str | None:
-        """Return the problem of an address that other machines reach and that asks for no token, or None."""
-        return None if network_is_safe or self.token_file is not None else open_to_others(self.address)
-
-
-def _read_admin(value: Any) -> Any:
-    return value if value is None or isinstance(value, dict | AdminSettings) else {"address": value}
 
 
 _COLLECTOR = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[^\s/?#@:\[\]]+)(:[0-9]{1,5})?(/[^\s?#]*)?")
@@ -233,7 +212,7 @@ class ServerSettings(Section):
         SecuritySettings | None,
         BeforeValidator(read_security, json_schema_input_type=Literal["network"] | SecuritySettings | None),
     ] = None
-    """Keys that are let in, or `network`; required for addresses that other machines reach."""
+    """Keys that are let in, or `network`, which lets every caller in; required where other machines reach an address."""
     max_queued_requests: int = Field(default=8192, ge=1)
     """Requests in the queue, of all clients together, at most; more are answered `overloaded`."""
     max_queued_bytes: Bytes = 2 << 30
@@ -244,16 +223,6 @@ class ServerSettings(Section):
     """A client's credit: requests without an answer at any time."""
     window_bytes: Bytes = 512 << 20
     """A client's credit in bytes of tensors; a single request above it is answered `too_large`."""
-    windows_per_key: int = Field(default=8, ge=1, le=65536)
-    """Credits that all clients with one key have together, where clients prove keys."""
-    max_outbox_bytes: Bytes = 512 << 20
-    """Unsent bytes for all clients and workers, at most; beyond it the one with most is cut off."""
-    prefetch: bool = True
-    """Queue the next batch behind the running one of a busy slot, just before that slot is free."""
-    kept_bytes: Bytes = 64 << 20
-    """Bytes of kept replies, at most, for clients that ask again after a broken connection."""
-    kept_s: float = Field(default=60.0, ge=0, le=86400, allow_inf_nan=False)
-    """Seconds that a reply is kept, at most."""
     max_clients: int = Field(default=1024, ge=1, le=65536)
     """Clients at a time, at most."""
     heartbeat_s: float = Field(default=1.0, gt=0, le=3600, allow_inf_nan=False)
@@ -264,37 +233,41 @@ class ServerSettings(Section):
     """Seconds of silence after which a worker counts as lost; its batches run elsewhere."""
     model_root: Annotated[str, BeforeValidator(read_model_root)] | None = None
     """Folder that must hold all model files, symbolic links followed. Default: any folder."""
-    hang_min_s: float | None = Field(default=None, gt=0, le=86400, allow_inf_nan=False)
-    """Shortest time, in seconds, after which a batch counts as hanging. Default: 10, or twice `worker_silence_s`."""
-    hang_grace_s: float = Field(default=5.0, gt=0, le=3600, allow_inf_nan=False)
-    """Seconds between the cancellation of a batch that hangs and the end of its worker."""
-    quarantine_requests: int = Field(default=1024, ge=0, le=65536)
-    """Digests of requests that killed workers, at most; an equal request is answered `poisoned`. 0: none are kept."""
-    quarantine_s: float = Field(default=600.0, gt=0, le=86400, allow_inf_nan=False)
-    """Seconds that such a digest is kept."""
     record_trace: Annotated[str, BeforeValidator(read_output_path)] | None = None
     """File for a trace of the times and shapes of requests, never of their data, for `simulate` and `tune`."""
     grace_s: float = Field(default=25.0, ge=0, le=86400, allow_inf_nan=False)
     """Seconds that the first SIGTERM leaves accepted requests to end."""
     lame_duck_s: float | None = Field(default=None, ge=0, le=86400, allow_inf_nan=False)
     """Seconds from SIGTERM for which gateways take requests, and the server is not ready. Default: 10 if open, else 0."""
-    admin: Annotated[
-        AdminSettings | None,
-        BeforeValidator(_read_admin, json_schema_input_type=str | AdminSettings | None),
-    ] = None
+    admin: AdminSettings | None = None
     """Address of the admin port, HOST:PORT, with the extra `[admin]`. Default: none."""
-    http: Annotated[
-        HttpSettings | None,
-        BeforeValidator(read_gateway, json_schema_input_type=str | HttpSettings | None),
-    ] = None
+    http: HttpSettings | None = None
     """HTTP for clients of the Open Inference Protocol: HOST:PORT, with the extra `[http]`. Default: none."""
-    grpc: Annotated[
-        GrpcSettings | None,
-        BeforeValidator(read_gateway, json_schema_input_type=str | GrpcSettings | None),
-    ] = None
+    grpc: GrpcSettings | None = None
     """gRPC for clients of the Open Inference Protocol: HOST:PORT, with the extra `[grpc]`. Default: none."""
     tracing: Annotated[str, BeforeValidator(check_collector), WithJsonSchema(TEXT)] | None = None
     """Address of a collector that gets spans by OTLP over HTTP, with the extra `[otel]`. Default: none."""
+
+    # Constants: no file sets them.
+    windows_per_key: int = constant(8)
+    """Credits that all clients with one key have together: by default as many requests as the queue holds."""
+    max_outbox_bytes: int = constant(512 << 20)
+    """Unsent bytes for all peers, at most: a client's credit. Beyond it the peer with most is cut off."""
+    prefetch: bool = constant(True)
+    """Queue the next batch behind the running one of a busy slot: goodput is 1.4 to 23 % lower without."""
+    kept_bytes: int = constant(64 << 20)
+    """Bytes of kept replies, at most, for clients that ask again after a broken connection."""
+    kept_s: float = constant(60.0)
+    """Seconds that a reply is kept, at most: as long as our client looks for a server (`unavailable_after`)."""
+    hang_min_s: float | None = constant(None)
+    """Shortest time, in seconds, after which a batch counts as hanging. None: `MIN_HANG_S`, or twice `worker_silence_s`,
+    so that a silent worker counts as lost first."""
+    hang_grace_s: float = constant(5.0)
+    """Seconds between the cancellation of a batch that hangs and the end of its worker, in which a long call may end."""
+    quarantine_requests: int = constant(1024)
+    """Digests of requests that killed workers, at most, each of 16 bytes. A new one replaces the oldest."""
+    quarantine_s: float = constant(600.0)
+    """Seconds that such a digest is kept. An equal request that comes later ends two more workers at most."""
 
     @property
     def network_is_safe(self) -> bool:
@@ -312,7 +285,7 @@ class ServerSettings(Section):
         if self.lame_duck_s is not None:
             return self.lame_duck_s
         gateways = [port for port in (self.http, self.grpc) if port is not None]
-        return LAME_DUCK_S if any(open_to_others(port.address) is not None for port in gateways) else 0.0
+        return LAME_DUCK_S if any(is_beyond_loopback(f"tcp://{port.address}") for port in gateways) else 0.0
 
     def problems(self) -> Iterator[Finding]:
         """Yield the contradictions between the settings of the server."""
@@ -324,8 +297,6 @@ class ServerSettings(Section):
                     (to_change,),
                     f"{key} ({silence:g}) must be at least twice heartbeat_s ({self.heartbeat_s:g})",
                 )
-        if (words := self.too_short_for_hangs(self.hang_min_s)) is not None:
-            yield ("hang_min_s",), words
         for key, port in ("admin", self.admin), ("http", self.http), ("grpc", self.grpc):
             words = None if port is None else port.is_open(network_is_safe=self.network_is_safe)
             if words is not None:

@@ -28,11 +28,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from shapestream_engine.port_names import PortNames
+from shapestream_engine.port_names import VECTORS, PortNames, vectors_among
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
-VECTORS = ("last_hidden_state", "token_embeddings")
-"""Names of an output with a vector per token, the usual one first; other names need `pooling: {of: NAME}`."""
 POOLED = "sentence_embedding"
 """The output of a model that pools by itself, as sentence-transformers exports it; and that of our pooling."""
 TOKENIZER, CONFIG, MODULES = "tokenizer.json", "config.json", "modules.json"
@@ -79,7 +77,7 @@ _EXPORT = (
 )
 _SAVE = "transformers writes one: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
 
-_OPTIONS = "max_tokens, truncate, add_special_tokens, prompt, lower_case"
+_OPTIONS = "max_tokens, truncate, prompt"
 """What the YAML may say of a folder's tokenizer."""
 
 Problem: TypeAlias = "tuple[tuple[str | int, ...], str]"
@@ -274,14 +272,16 @@ class _Expansion:
                 others = ", ".join(name for name in ports.outputs if name != POOLED)
                 self._made.notes.append(f"{file} also has {others}, which each call copies and no one reads")
             return None
-        of = stated.get("of") or next((name for name in VECTORS if name in ports.outputs), None)
+        of = vectors_among(ports.outputs)
+        if of not in VECTORS and not stated:
+            of = None  # the only output may be anything; a stated pooling says that it has vectors
         if of is None:
             words = f"{file} has the outputs {', '.join(ports.outputs)}, and none is {' or '.join(VECTORS)}"
             self._problem(
-                ("pooling",), f"{words} (say which has a vector per token: pooling: {{mode: mean, of: NAME}})"
+                ("pooling",), f"{words} (if its only output has a vector per token: pooling: {{mode: mean}})"
             )
             return None
-        found: dict[str, Any] = {"of": of}
+        found: dict[str, Any] = {}
         told = len(self._made.problems)
         if read is not None:
             found["normalize"] = read[1]
@@ -520,7 +520,7 @@ class _Expansion:
             for key in ("embedding_dimension", "word_embedding_dimension"):
                 if isinstance(document, Mapping) and type(size := document.get(key)) is int:
                     said[f"{place}: {key}"] = size
-        sizes = ports.outputs.get(POOLED if pooling is None else str(pooling.get("of"))) or ()
+        sizes = ports.outputs.get(POOLED if pooling is None else vectors_among(ports.outputs) or "") or ()
         if sizes and (own := sizes[-1]) is not None:
             said[file] = own
         if len(set(said.values())) > 1 and pooling is not None:
@@ -569,26 +569,27 @@ class _Expansion:
         if pooling is not None:
             encoder["pooling"] = pooling
         self._made.encoder = {key: value for key, value in encoder.items() if value is not None}
-        feeds = {port: f"tokenise.{port}" for port in lists}
-        self._made.chain = {
-            "name": name,
-            "inputs": {"text": "tokenise.text"},
-            "stages": [
-                {"name": "tokenise", "model": f"{name}.tokens", "in": {"text": "text"}},
-                {
-                    "name": "embed",
-                    "model": f"{name}.encoder",
-                    "in": feeds,
-                    "each": [f"item of {source}" for source in feeds.values()],
-                    "at_most": AT_MOST_TEXTS,
-                    # Less than the default, since a request reserves it before it begins.
-                    "at_most_bytes": min(
-                        64 << 20, AT_MOST_TEXTS * (options["max_tokens"] or 512) * 8 * len(lists)
-                    ),
-                },
-            ],
-            "outputs": {"embedding": f"embed.{POOLED}", "tokens": "tokenise.counts"},
-        }
+        self._made.chain = _chain(name, lists, most_tokens=options["max_tokens"] or 512)
+
+
+def _chain(name: str, lists: list[str], *, most_tokens: int) -> dict[str, Any]:
+    """Return the chain of both models; `lists`: the tokenizer's outputs that the encoder takes."""
+    feeds = {port: f"tokenise.{port}" for port in lists}
+    embed = {
+        "name": "embed",
+        "model": f"{name}.encoder",
+        "in": feeds,
+        "each": [f"item of {source}" for source in feeds.values()],
+        "at_most": AT_MOST_TEXTS,
+        # Less than the default, since a request reserves it before it begins.
+        "at_most_bytes": min(64 << 20, AT_MOST_TEXTS * most_tokens * 8 * len(lists)),
+    }
+    return {
+        "name": name,
+        "inputs": {"text": "tokenise.text"},
+        "stages": [{"name": "tokenise", "model": f"{name}.tokens", "in": {"text": "text"}}, embed],
+        "outputs": {"embedding": f"embed.{POOLED}", "tokens": "tokenise.counts"},
+    }
 
 
 def _printable(words: str) -> str:

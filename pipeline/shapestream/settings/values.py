@@ -14,17 +14,21 @@ import json
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     GetJsonSchemaHandler,
     ValidationInfo,
     WithJsonSchema,
+    model_validator,
 )
+from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from shapestream.addresses import is_beyond_loopback
@@ -40,10 +44,46 @@ def below(location: Location, findings: Iterable[Finding]) -> Iterator[Finding]:
         yield (*location, *where), words
 
 
+def _key_of(section: type[Section], name: str) -> str:
+    """Return the key of an attribute; it is another word only where that one is Python's."""
+    field = section.model_fields.get(name)
+    return (field and field.alias) or name
+
+
+_IN_NO_FILE: JsonDict = {"in_files": False}
+"""The mark of fields that are no keys."""
+
+
+def constant(value: Any, *, is_shown: bool = False) -> Any:
+    """Return a field that no file can set: a constant, which `LoadedSettings.with_server` and tests may replace.
+
+    `is_shown`: another form of the file can change it, so `shapestream check --show` shows it.
+    """
+    return Field(default=value, exclude=not is_shown, json_schema_extra=_IN_NO_FILE)
+
+
 class Section(BaseModel):
     """Base of all sections. It is strict: nothing is converted, and unknown keys are refused."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    SHORT: ClassVar[str | None] = None
+    """The key whose value may be written instead of the section, where most files have that key alone."""
+
+    @classmethod
+    def file_keys(cls) -> list[str]:
+        """Return the keys that a file may have in this section."""
+        return [
+            _key_of(cls, name)
+            for name, field in cls.model_fields.items()
+            if field.json_schema_extra != _IN_NO_FILE
+        ]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spell_out(cls, value: Any) -> Any:
+        if cls.SHORT is None or isinstance(value, dict | Section):
+            return value
+        return {cls.SHORT: value}
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -54,16 +94,22 @@ class Section(BaseModel):
         They are read here because `use_attribute_docstrings` reads the source at import: a twelfth of a process's start.
         """
         schema = handler(core_schema)
-        properties = handler.resolve_ref_schema(schema).get("properties", {})
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-        assert isinstance(definition, ast.ClassDef)
-        for field, text in itertools.pairwise(definition.body):
-            match field, text:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name)),
-                    ast.Expr(value=ast.Constant(value=str(words))),
-                ) if name in properties:
-                    properties[name]["description"] = inspect.cleandoc(words)
+        section = handler.resolve_ref_schema(schema)
+        properties = section.get("properties", {})
+        for key in properties.keys() - set(cls.file_keys()):
+            del properties[key]
+        if cls.SHORT is not None:
+            section["type"] = ["object", "string"]
+        for base in cls.__mro__[: cls.__mro__.index(Section)]:
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+            assert isinstance(definition, ast.ClassDef)
+            for field, text in itertools.pairwise(definition.body):
+                match field, text:
+                    case (
+                        ast.AnnAssign(target=ast.Name(id=name)),
+                        ast.Expr(value=ast.Constant(value=str(words))),
+                    ) if (key := _key_of(cls, name)) in properties:
+                        properties[key]["description"] = inspect.cleandoc(words)
         return schema
 
 
@@ -89,22 +135,15 @@ def address_meant(value: Any) -> str | None:
     return f"ipc://{value}" if value.endswith(".sock") or "/" in value else None
 
 
-def check_host_and_port(value: Any, example: str) -> str:
+def check_host_and_port(value: Any) -> str:
     """Check the `HOST:PORT` of a port for HTTP. Port 0 means any free port; the log names it."""
     if isinstance(value, str):
         host, _, port = value.rpartition(":")
         plain = host and "/" not in host and host != "*"
         if plain and port.isascii() and port.isdigit() and int(port) <= 65535:
             return value
-    raise wrong(f'expected HOST:PORT, got {describe(value)} (write "{example}")')
-
-
-def open_to_others(host_and_port: str) -> str | None:
-    """Return the problem of a port for HTTP that other machines reach without a token; None if they do not reach it."""
-    if not is_beyond_loopback(f"tcp://{host_and_port}"):
-        return None
-    advice = "add token_file, or security: network, or use 127.0.0.1"
-    return f'"{host_and_port}" is open to other machines ({advice})'
+    port = str(value) if type(value) is int else "8000"
+    raise wrong(f'expected HOST:PORT, got {describe(value)} (write "127.0.0.1:{port}")')
 
 
 def wrong(message: str) -> PydanticCustomError:
@@ -214,6 +253,32 @@ def is_there(is_one: Callable[[Path], bool], path: Path) -> bool:
         return is_one(path)
     except OSError as error:  # it is too long, or in a folder that this user cannot read
         raise wrong(f"{describe(str(path))} cannot be looked at: {error.strerror}") from error
+
+
+FilePath: TypeAlias = Annotated[str, BeforeValidator(partial(read_path, expected="a file"))]
+
+
+def read_list(value: Any) -> Any:
+    """Read a list, or a text as short for a list of one."""
+    return (value,) if isinstance(value, str) else value
+
+
+class TokenPort(Section):
+    """A port for callers that may have to show a token."""
+
+    SHORT = "address"
+    address: Annotated[str, BeforeValidator(check_host_and_port), WithJsonSchema(TEXT)]
+    """HOST:PORT; beyond loopback with `token_file`, or with `security: network`."""
+    token_file: FilePath | None = None
+    """File with the token, or the tokens, that callers must show."""
+
+    def is_open(self, *, network_is_safe: bool) -> str | None:
+        """Return the problem of an address that other machines reach and that asks for no token, or None."""
+        safe = network_is_safe or self.token_file is not None
+        if safe or not is_beyond_loopback(f"tcp://{self.address}"):
+            return None
+        advice = "add token_file, or security: network, or use 127.0.0.1"
+        return f'"{self.address}" is open to other machines ({advice})'
 
 
 def files_must_exist(info: ValidationInfo) -> bool:

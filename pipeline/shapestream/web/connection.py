@@ -21,8 +21,8 @@ import os
 import random
 import socket
 import struct
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from enum import Enum, auto
 from fcntl import ioctl
@@ -40,13 +40,13 @@ from shapestream.web.messages import (
     Admission,
     Buffer,
     Handler,
-    HeldBytes,
     HttpError,
     HttpLimits,
     HttpRequest,
     HttpResponse,
 )
 from shapestream.web.parser import ChunkedBodyParser, HeadParser
+from shapestream.web.quotas import BeyondQuota, Quotas
 
 log = structlog.get_logger()
 
@@ -64,6 +64,8 @@ CHUNKED_READ_BYTES = 16 * 1024
 LINGER_S = 0.5
 """Seconds that a connection which was closed without a request stays, for one that was on its way: its peer sees the end
 of the connection, and no reset. A multiple of the time that a packet takes."""
+RETRY_AFTER_S = "1"
+"""Seconds after which a caller beyond its quota may try again. Mostly bodies are read, and answers written, in less."""
 LAST_WORDS_S = 5.0
 """Seconds for a last answer to leave, and for the peer to close. nginx waits as long (`lingering_timeout`)."""
 
@@ -115,7 +117,7 @@ class HttpConnection:
             "_peer",
             "_rest",
         ),
-        *("_scope", "_unanswered", "_wire", "phase"),
+        *("_scope", "_unanswered", "_unfinished", "_wire", "phase"),
     )
 
     def __init__(
@@ -124,11 +126,13 @@ class HttpConnection:
         peer: str,
         admission: Admission,
         limits: HttpLimits,
-        held: HeldBytes,
+        held: Quotas,
+        unfinished: Quotas,
         end: ServerEnd,
     ) -> None:
         self._wire = wire
         self._all_held = held
+        self._unfinished = unfinished
         self._held = 0
         """Bytes of `held` that are this connection's."""
         self._peer = peer
@@ -256,10 +260,12 @@ class HttpConnection:
             self._enter(ConnectionPhase.HANDLING, math.inf)
             body = await decoded(body, head.headers, self._limits.max_body_bytes)
             if self._held < len(body) > READ_BYTES:
-                self._hold(len(body) - self._held)
+                self._hold(len(body))
             if self._hung_up:
                 raise _Closed
-            return await self._answer(handler, replace(request, body=body, peer=self._caller), head)
+            answer = self._answer(handler, replace(request, body=body, peer=self._caller), head)
+            del body  # the answer is counted in its place
+            return await answer
         finally:
             if self._held:
                 self._all_held.give_back(self._caller, self._held)
@@ -270,9 +276,14 @@ class HttpConnection:
         return not head.chunked and head.content_length <= len(self._rest)
 
     def _hold(self, nbytes: int) -> None:
-        """Count bytes of the body; raises `HttpError` where all connections hold too many."""
-        self._all_held.take(self._caller, nbytes)
-        self._held += nbytes
+        """Count so many bytes of the request, or of its answer, instead of those before.
+
+        Raises `HttpError` where its caller would hold more than its quota.
+        """
+        if nbytes != self._held:
+            with _told():
+                self._all_held.change(self._caller, self._held, nbytes)
+            self._held = nbytes
 
     def _enter(self, phase: ConnectionPhase, seconds: float) -> None:
         self.phase = phase
@@ -312,10 +323,11 @@ class HttpConnection:
         if self._has_come(head):
             self._rest = rest[length:]
             return rest[:length]
-        if head.expects_continue and not rest:
-            await self._write([CONTINUE])
-        self._enter(ConnectionPhase.BODY, self._limits.body_s)
-        return await self._chunked_body() if head.chunked else await self._long_body(length)
+        with _told(), self._unfinished.one(self._caller):
+            if head.expects_continue and not rest:
+                await self._write([CONTINUE])
+            self._enter(ConnectionPhase.BODY, self._limits.body_s)
+            return await self._chunked_body() if head.chunked else await self._long_body(length)
 
     async def _long_body(self, length: int) -> Buffer:
         # NumPy does not clear the array. So the system gives memory for the bytes that arrive, and not for those that a
@@ -329,7 +341,7 @@ class HttpConnection:
             count = await self._wire.read_into(body[received:])
             if not count:
                 raise _Closed
-            self._hold(count)
+            self._hold(self._held + count)
             received += count
             if received >= due:
                 self._enter(ConnectionPhase.BODY, self._limits.body_s)
@@ -342,7 +354,7 @@ class HttpConnection:
         due = len(parser.body) + STEP_BYTES
         while rest is None:
             rest = parser.feed(await self._more(CHUNKED_READ_BYTES))
-            self._hold(len(parser.body) - self._held)
+            self._hold(len(parser.body))
             if len(parser.body) >= due:
                 self._enter(ConnectionPhase.BODY, self._limits.body_s)
                 due = len(parser.body) + STEP_BYTES
@@ -353,12 +365,20 @@ class HttpConnection:
 
     async def _answer(self, handler: Handler, request: HttpRequest, head: HeadParser) -> bool:
         """Have a request handled, and write the answer. Tell whether the connection goes on."""
+        method, path = request.method, request.path
         try:
             response = await _response(handler, request)
+            del request
             goes_on = self._goes_on_after(head) and response.stream is None
             buffers = await answer_bytes(response, head, closes=not goes_on)
+            nbytes = sum(map(len, buffers))
+            self._hold(nbytes if nbytes > READ_BYTES else 0)
+        except HttpError as error:  # the peer, or its caller's other ones, do not read
+            goes_on = self._goes_on_after(head)
+            response = error_answer(error)
+            buffers = await answer_bytes(response, head, closes=not goes_on)
         except Exception:  # a defect of a handler costs its request
-            log.exception("HTTP request failed", method=request.method, path=request.path, peer=self._peer)
+            log.exception("HTTP request failed", method=method, path=path, peer=self._peer)
             goes_on = self._goes_on_after(head)
             internal = error_answer(HttpError(500, "internal error"))
             response, buffers = internal, await answer_bytes(internal, head, closes=not goes_on)
@@ -391,6 +411,15 @@ class HttpConnection:
         with trio.move_on_after(LAST_WORDS_S):
             await self._write(await answer_bytes(error_answer(error), None, closes=True))
             await drain(self._wire.socket)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Turn a quota that is full into the answer that its caller gets."""
+    try:
+        yield
+    except BeyondQuota as error:
+        raise HttpError(429, error.message, (("Retry-After", RETRY_AFTER_S),)) from None
 
 
 async def _response(handler: Handler, request: HttpRequest) -> HttpResponse:

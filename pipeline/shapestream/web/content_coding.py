@@ -12,7 +12,7 @@ from functools import partial
 import trio
 
 from shapestream.web.messages import Buffer, HttpError
-from shapestream_engine.containers import available_cpus
+from shapestream_engine.machine import available_cpus
 
 INLINE_BYTES = 64 * 1024
 """Longest data, in bytes, that is coded on the event loop: zlib takes about 1 ms for it."""

@@ -73,7 +73,7 @@ class HttpLimits:
 
     max_connections: int = 4096
     """Connections at once. One more ends the oldest idle connection; where none is idle, the oldest whose head has not come
-    yet, or the oldest stream; else the new one gets 503."""
+    yet, or the oldest stream; else the new one gets 503. A caller may wait for the bodies of as many as it leaves free."""
     most_refusals: int = 64
     """Connections beyond the limit that get 503 at once. More are closed without an answer."""
     max_head_bytes: int = 64 * 1024
@@ -83,9 +83,9 @@ class HttpLimits:
     max_body_bytes: int = 64 * 1024 * 1024
     """Bytes of a body, before and after its content coding is undone (413)."""
     most_bodies: int = 8
-    """All connections hold at most the bytes of so many of the largest bodies (503): by default 512 MiB, what a client of
-    the server may have unanswered; `HeldBytes` says what a caller may hold of them. Bodies that arrive with their head, of
-    less than 64 KiB, do not count."""
+    """All connections hold at most the bytes of so many of the largest bodies, in bodies and in answers that are not written
+    yet: by default 512 MiB, what a client of the server may have unanswered. `Quotas` says what a caller may hold of them
+    (429). Bodies that arrive with their head, and answers, of less than 64 KiB do not count, nor do streams."""
     max_connection_s: float = inf
     """Age of a connection, a tenth more or less, from which its next answer is its last. Then its peer may find another
     server; nothing else ends a connection that is in use."""
@@ -102,42 +102,3 @@ class HttpLimits:
     def max_held_bytes(self) -> int:
         """Return the most bytes of bodies that all connections hold together."""
         return self.most_bodies * self.max_body_bytes
-
-
-class HeldBytes:
-    """The bytes of bodies that all connections hold together, of at most `most`.
-
-    A body counts from its first bytes until its answer is written. A caller may hold as much as it leaves free: alone half,
-    the second one half of the rest. So there is room for a caller that comes later, whatever the others do. A request that
-    would pass this is refused: to leave it unread until there is room would let slow bodies, which end late or never, hold
-    up all others.
-    """
-
-    __slots__ = ("_by_caller", "_most", "held")
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._by_caller: dict[str, int] = {}
-        """Only callers that hold some."""
-        self.held = 0
-
-    def take(self, caller: str, nbytes: int) -> None:
-        """Count more bytes of a caller. Raises `HttpError` 503, and counts none, where that would pass its part."""
-        own = self._by_caller.get(caller, 0) + nbytes
-        if own > self._most - self.held - nbytes:
-            raise HttpError(
-                503,
-                f"your requests would hold {own} bytes, more than the rest of the {self._most} that all may hold here",
-                (("Retry-After", "1"),),
-            )
-        self._by_caller[caller] = own
-        self.held += nbytes
-
-    def give_back(self, caller: str, nbytes: int) -> None:
-        """Count so many bytes of a caller no more."""
-        self.held -= nbytes
-        left = self._by_caller[caller] - nbytes
-        if left:
-            self._by_caller[caller] = left
-        else:
-            del self._by_caller[caller]

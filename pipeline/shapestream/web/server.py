@@ -28,7 +28,8 @@ import trio
 
 from shapestream.web.connection import LAST_WORDS_S, ConnectionPhase, HttpConnection, HttpStream, wire_of
 from shapestream.web.ending import ServerEnd
-from shapestream.web.messages import Admission, Handler, HeldBytes, HttpError, HttpLimits
+from shapestream.web.messages import Admission, Handler, HttpError, HttpLimits
+from shapestream.web.quotas import Quotas
 
 log = structlog.get_logger()
 
@@ -62,7 +63,9 @@ class HttpServer:
         self._end = ServerEnd(idle_s=self._limits.idle_s, max_connection_s=self._limits.max_connection_s)
         self.empty_since: float | None = -inf
         """The time since when there is no connection; None while there are some."""
-        self._held = HeldBytes(self._limits.max_held_bytes)
+        self._held = Quotas(lambda: self._limits.max_held_bytes, "bytes")
+        self._unfinished = Quotas(lambda: self._limits.max_connections, "unfinished bodies")
+        """The connections that wait for a body: they make no room for new ones."""
         self._refusals = 0
         self._accepting = trio.CancelScope()
         self._grace_s = 0.0
@@ -150,7 +153,9 @@ class HttpServer:
             peer = wire.socket.getpeername()[0]
         except OSError:
             return  # it is gone already
-        connection = HttpConnection(wire, peer, self._admission, self._limits, self._held, self._end)
+        connection = HttpConnection(
+            wire, peer, self._admission, self._limits, self._held, self._unfinished, self._end
+        )
         if not self._has_room():
             await self._refuse(connection)
             return

@@ -26,7 +26,7 @@ from tests.e2e.chaos.defective_server import mark
 from tests.e2e.conftest import PATIENCE_S, PYTHONPATH, Served, Workplace, until
 
 from shapestream_engine.probe import ProbeOptions
-from shapestream_engine.probing.budget import WALL
+from shapestream_engine.probing.model_calls import WALL
 
 FILES = {"openvino": "onnx_files", "onnxruntime": "onnx_files", "torch": "torch_files"}
 """The module that writes the models of each engine."""
@@ -130,7 +130,9 @@ def served(settings: Settings) -> Iterator[Served]:
         if settings.defect in SERVER_DEFECTS:
             mark(place.folder, settings.defect).touch()
             kind = Defective
-        server = kind(place.folder, config, "serve")
+        prefetch = random.Random(f"prefetch {settings.seed}").random() < 0.7
+        constants = {"prefetch": prefetch} if kind is Served else {}
+        server = kind(place.folder, config, "serve", constants)
         try:
             proofs_s = len(models_of(settings.engine)) * MOST_PROOF_S
             server.wait_for("workers ready", patience_s=PATIENCE_S + proofs_s)
@@ -141,7 +143,7 @@ def served(settings: Settings) -> Iterator[Served]:
 
 
 def yaml(settings: Settings) -> str:
-    """The configuration. Slots, prefetch, and which models share calls follow from the seed.
+    """The configuration. Slots, and which models share calls, follow from the seed.
 
     A call with one request is the one that a withdrawal hits; in shared calls answers meet those of others.
     """
@@ -150,11 +152,9 @@ def yaml(settings: Settings) -> str:
     lines = [
         "server:",
         "  listen: [ipc://s.sock]",
-        f"  prefetch: {str(chance.random() < 0.7).lower()}",
         # Out of reach: a process that waits for a CPU is no fault of a run.
         "  client_silence_s: 120",
-        "  worker_silence_s: 120",
-        "  hang_min_s: 600",
+        "  worker_silence_s: 300",
         "models:",
     ]
     for model in models_of(settings.engine):

@@ -21,11 +21,11 @@ import trio
 from tests.e2e.answers.models import MODELS, Questions
 from tests.e2e.chaos import model
 from tests.e2e.chaos.witness import Witness
+from tests.entries import Entry, Failure, ResultEntry
 
 import shapestream
 from shapestream.client import core
 from shapestream.client.session import Session
-from shapestream.wire.messages import Entry, Failure, ResultEntry
 
 MODEL = "checked"
 ONCE = "once"

@@ -14,10 +14,11 @@ from itertools import count
 from pathlib import Path
 
 import trio
+from tests.e2e.changed_server import change
 from tests.e2e.chaos.model import FOLDER_VARIABLE
+from tests.entries import Entry, Execute, ResultEntry
 
 from shapestream.serving.port_traffic import Outgoing, PeerLink
-from shapestream.wire.messages import Entry, Execute, ResultEntry
 from shapestream_workers import cli
 
 EVERY = 10
@@ -25,6 +26,8 @@ EVERY = 10
 HELD_BACK_S = 1.2
 """Longer than some deadlines and the ledger's slack, shorter than anybody's patience with the server."""
 
+CONSTANTS = {"hang_grace_s": 0.5}
+"""Of each server under chaos: a worker is killed soon after its batch was cancelled."""
 DEFECTS = {
     "send-one-twice": "two_ends",
     "swap-two-rows": "wrong_answers",
@@ -53,22 +56,21 @@ class Defective:
         defective = self
 
         def say(outgoing: Outgoing, link: PeerLink, entry: Entry) -> None:
-            if isinstance(entry, ResultEntry):
-                defective.say(outgoing, link, entry)
-                return
-            if (
-                isinstance(entry, Execute)
-                and _is_urgent(entry)
-                and mark(defective._folder, "start-one-late").exists()
-            ):
-                time.sleep(HELD_BACK_S)
-                entry = replace(entry, start_before=None)
-            defective._say(outgoing, link, entry)
+            defective.say(outgoing, link, entry)
 
         Outgoing.say = say  # type: ignore[method-assign, assignment]
 
-    def say(self, outgoing: Outgoing, link: PeerLink, result: ResultEntry) -> None:
-        """One result on its way to its client."""
+    def say(self, outgoing: Outgoing, link: PeerLink, entry: Entry) -> None:
+        """One entry on its way to a client or a worker."""
+        if isinstance(entry, ResultEntry):
+            self._answer(outgoing, link, entry)
+            return
+        if isinstance(entry, Execute) and _is_urgent(entry) and mark(self._folder, "start-one-late").exists():
+            time.sleep(HELD_BACK_S)
+            entry = replace(entry, start_before=None)
+        self._say(outgoing, link, entry)
+
+    def _answer(self, outgoing: Outgoing, link: PeerLink, result: ResultEntry) -> None:
         if self._is_due("drop-a-reply"):
             return
         if self._is_due("send-one-twice"):
@@ -95,5 +97,6 @@ def _is_urgent(batch: Execute) -> bool:
 
 if __name__ == "__main__":
     Defective(Path(os.environ[FOLDER_VARIABLE])).spread()
+    change(**CONSTANTS)
     sys.argv = ["shapestream", "serve", sys.argv[-1]]
     cli.main()

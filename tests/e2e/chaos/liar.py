@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from tests.e2e.chaos.witness import Witness
+from tests.entries import BatchDone, BatchFailedEntry
 
 from shapestream.serving import slot_threads
-from shapestream.wire.messages import BatchDone, BatchFailedEntry
 from shapestream_engine.batch import BatchReport
 from shapestream_engine.layout import Tensors
 from shapestream_workers import cli

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any
 
 import psutil
 from tests.e2e.answers.onnx_files import write_layers
+from tests.e2e.chaos.defective_server import CONSTANTS
 from tests.e2e.chaos.model import FOLDER_VARIABLE
 from tests.e2e.chaos.witness import SOCKET_VARIABLE, Witness
 from tests.e2e.conftest import PATIENCE_S, PYTHONPATH, Broken, until
@@ -29,7 +31,6 @@ server:
   client_silence_s: 4
   worker_silence_s: 1.5
   grace_s: 5
-  hang_grace_s: 0.5
 models:
   - name: checked
     function: tests.e2e.chaos.model:checked
@@ -167,7 +168,7 @@ class Stage:
 
     def start_server(self, *, log: str = "log") -> None:
         """Starts a server; its clients find it by themselves."""
-        serve = ["shapestream_workers", "serve"]
+        serve = ["tests.e2e.changed_server", json.dumps(CONSTANTS), "serve"]
         if self._defective:
             serve = ["tests.e2e.chaos.defective_server"]
         self.server = self._start([sys.executable, "-P", "-m", *serve, str(self.config)], log)

@@ -67,3 +67,8 @@ def double_slowly(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if (x == 14).any():
         raise ValueError("fourteen is not to my liking")
     return x * 2
+
+
+def mebibytes(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """As many MiB for each row as its first number says."""
+    return np.zeros((len(x), int(x[0, 0]) * 262_144), np.float32)

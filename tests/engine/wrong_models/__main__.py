@@ -14,8 +14,8 @@ from tests.engine.wrong_models.families import Drawn, draw
 from tests.engine.wrong_models.truth import Judged, judge
 
 from shapestream_engine import compile_model
+from shapestream_engine.probing.evidence import Finding
 from shapestream_engine.probing.examination import examine
-from shapestream_engine.probing.report import Finding
 
 MOST_S = 30.0
 """Seconds that the proof of one model may take."""

@@ -23,9 +23,9 @@ import numpy as np
 from shapestream_engine import InputSpec, ModelSpec, OutputSpec, compile_model
 from shapestream_engine.probe import prove
 from shapestream_engine.probing.cases import EVERY_COUNT
+from shapestream_engine.probing.evidence import Finding
 from shapestream_engine.probing.examination import ProbeOptions, examine
 from shapestream_engine.probing.inputs import Integers, Normal, Uniform, Values
-from shapestream_engine.probing.report import Finding
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from shapestream.client.session import Due, LinkSettings, Session
-from shapestream.client.tickets import AnyTicket, ModelHandle, OpenTicket, RequestTicket
-from shapestream.wire.messages import (
+from tests.entries import (
     Clock,
     Entry,
     Failure,
     ModelOpened,
     RequestEntry,
     ResultEntry,
-    Timings,
     Welcome,
+    failure_of,
+    result_of,
+    timings_of,
 )
+
+from shapestream.client.session import Due, LinkSettings, Session
+from shapestream.client.tickets import AnyTicket, ModelHandle, OpenTicket, RequestTicket
 from shapestream_engine.layout import Tensors
 
 TENSORS = Tensors(layout=((0, "f32", (1, 4)),), buffers=(bytes(16),))
-TIMINGS = Timings(queue_us=1, run_us=2, total_us=3, batch_requests=1, batch_rows=1, worker="w/0")
 SETTINGS = LinkSettings(greeting_s=1.0, silence_s=10.0, rest_s=0.5, unavailable_after_s=60.0)
 SIGNATURE: dict[str, Any] = {"name": "m"}
 
@@ -109,14 +111,14 @@ class Bench:
         return ticket
 
 
-def result(sequence: int, *, total_us: int = TIMINGS.total_us) -> ResultEntry:
+def result(sequence: int, *, total_us: int = 3) -> ResultEntry:
     """The server's answer to a request."""
-    return ResultEntry(sequence=sequence, timings=TIMINGS._replace(total_us=total_us), tensors=TENSORS)
+    return result_of(sequence, TENSORS, timings_of(total_us=total_us))
 
 
 def refusal(sequence: int, code: str) -> Failure:
     """The server's answer to a request that it does not take."""
-    return Failure(sequence=sequence, code=code, message="no", retryable=True, retry_after_ms=None)
+    return failure_of(sequence, code, retryable=True)
 
 
 def sequences(entries: Iterable[Entry]) -> list[int]:

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
+from tests.held import held
 from tests.pipeline.client.bench import Caller
 from tests.pipeline.client.virtual_time import ROW, serving, until
 
 import shapestream
 from shapestream.client.core import Posted, SubmissionQueue, Withdraw
-from shapestream.client.tickets import AnyTicket, OpenTicket
+from shapestream.client.tickets import AnyTicket, OpenTicket, RequestTicket
 from shapestream.errors import Cancelled, DeadlineExceeded, InternalError, InvalidRequest
 from shapestream.testing import ScriptedModel, identity_signature
 from shapestream.wire import tensor_entries
@@ -78,7 +79,7 @@ async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
             await client.infer("other", ROW)
         assert scope.cancelled_caught
         await trio.testing.wait_all_tasks_blocked()
-        assert {} == client._core._session.in_flight.tickets
+        assert [] == [thing for thing in held(client) if isinstance(thing, OpenTicket | RequestTicket)]
 
 
 async def test_the_result_of_a_call_that_is_cancelled_in_the_same_turn_is_not_lost_on_another() -> None:
@@ -149,7 +150,7 @@ async def test_ctrl_c_ends_the_block_and_the_server_is_told() -> None:
 
         with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the block is the point
             async with shapestream.connect(endpoint.connect) as client:
-                client._loop._nursery.start_soon(press)
+                trio.lowlevel.spawn_system_task(press)
                 await client.infer("identity", ROW)
         await until(lambda: server.goodbyes == 1)
         assert [1] == server.cancelled

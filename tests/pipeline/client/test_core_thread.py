@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from tests.entries import Goodbye
 
 from shapestream import blocking
 from shapestream.errors import DeadlineExceeded, TransportError
 from shapestream.testing import MemoryEndpoint, ScriptedServer
 from shapestream.transport.zeromq import DealerSocket
-from shapestream.wire.messages import Goodbye
 
 
 def row(number: float) -> dict[str, Any]:

@@ -8,10 +8,9 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.entries import Entry, Failure, ModelOpened, ModelRefused, ResultEntry, Role
 from tests.pipeline.client.bench import Bench
 from tests.pipeline.wire.strategies import BY_ROLE
-
-from shapestream.wire.messages import Entry, Failure, ModelOpened, ModelRefused, ResultEntry, Role
 
 
 def _likely(entry: Entry, number: int) -> Entry:

@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests import entries
 
 from shapestream.client.opened_models import Result
 from shapestream.errors import InternalError
-from shapestream.wire.messages import ResultEntry, Timings
 from shapestream_engine.element_types import element_type_of
 from shapestream_engine.layout import Tensors
 
-TIMINGS = Timings(queue_us=1, run_us=1, total_us=3, batch_requests=1, batch_rows=1, worker="w/0")
 NAMES = {0: "y", 1: "y.shapes", 2: "z"}
 
 
@@ -23,7 +22,7 @@ def result_of(*arrays: np.ndarray[Any, Any]) -> Result:
         layout=tuple((number, element_type_of(each.dtype), each.shape) for number, each in enumerate(arrays)),
         buffers=[each.tobytes() for each in arrays],
     )
-    answer = ResultEntry(sequence=1, timings=TIMINGS, tensors=tensors)
+    answer = entries.result_of(1, tensors)
     return Result(None, answer, NAMES, lists={"y": "y.shapes"})
 
 

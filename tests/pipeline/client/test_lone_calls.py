@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from tests.entries import Goodbye
 
 import shapestream
 from shapestream.errors import Cancelled, DeadlineExceeded
 from shapestream.testing import ScriptedServer
-from shapestream.wire.messages import Goodbye
 
 ROW = {"x": np.ones((1, 3), np.float32)}
 

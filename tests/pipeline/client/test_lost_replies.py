@@ -35,7 +35,14 @@ class Line:
 
     def deafen(self) -> None:
         """From now on the latest connection loses the messages of the server; those of the client arrive."""
-        self.connections[-1]._put = lambda message: None  # type: ignore[method-assign]
+        latest = self.connections[-1]
+        receive_nowait = latest.receive_nowait
+
+        def lose() -> list[Any]:
+            receive_nowait()
+            return []
+
+        latest.receive_nowait = lose  # type: ignore[method-assign]
 
 
 def lose_one_reply(

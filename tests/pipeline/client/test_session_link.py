@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.entries import Heartbeat, Hello, OpenModel, Welcome
 from tests.pipeline.client.bench import SETTINGS, Bench
 
 from shapestream.client.session import MAX_GREETING_S, Link
 from shapestream.client.tickets import OpenTicket, remaining_ms_on_arrival
-from shapestream.wire.messages import Heartbeat, Hello, OpenModel, Welcome
 from shapestream.wire.peers import MIN_HEARTBEAT_S
 
 

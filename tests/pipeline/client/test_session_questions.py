@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.pipeline.client.bench import SIGNATURE, Bench, Caller
-
-from shapestream.client.tickets import AnyTicket, ModelHandle, OpenTicket, StatisticsTicket, WelcomeTicket
-from shapestream.wire.messages import (
+from tests.entries import (
     Entry,
     ModelOpened,
     ModelRefused,
@@ -15,6 +12,9 @@ from shapestream.wire.messages import (
     StatisticsEntry,
     StatisticsRequest,
 )
+from tests.pipeline.client.bench import SIGNATURE, Bench, Caller
+
+from shapestream.client.tickets import AnyTicket, ModelHandle, OpenTicket, StatisticsTicket, WelcomeTicket
 
 
 def test_a_model_is_asked_for_once_however_many_wait_and_is_known_from_then_on() -> None:

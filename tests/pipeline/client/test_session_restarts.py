@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from tests.pipeline.client.bench import SIGNATURE, Bench, refusal, result, sequences
-
-from shapestream.errors import AlreadyAnswered, Unavailable, WorkerLost
-from shapestream.wire.messages import (
+from tests.entries import (
     Cancel,
     Goodbye,
     Hello,
@@ -15,6 +12,9 @@ from shapestream.wire.messages import (
     RequestEntry,
     Unknown,
 )
+from tests.pipeline.client.bench import SIGNATURE, Bench, refusal, result, sequences
+
+from shapestream.errors import AlreadyAnswered, Unavailable, WorkerLost
 
 
 def test_a_forgetful_server_is_greeted_once_and_gets_everything_again_under_the_same_numbers() -> None:

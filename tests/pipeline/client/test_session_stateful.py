@@ -7,12 +7,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.pipeline.client.bench import TIMINGS, Caller
-
-from shapestream.client.session import LinkSettings, Session
-from shapestream.client.tickets import AnyTicket, ModelHandle, OpenTicket, RequestTicket, StatisticsTicket
-from shapestream.errors import DeadlineExceeded, Draining, Unavailable, WorkerLost
-from shapestream.wire.messages import (
+from tests.entries import (
     Cancel,
     Credit,
     Entry,
@@ -22,12 +17,18 @@ from shapestream.wire.messages import (
     ModelOpened,
     OpenModel,
     RequestEntry,
-    ResultEntry,
     StatisticsEntry,
     StatisticsRequest,
     Unknown,
     Welcome,
+    failure_of,
+    result_of,
 )
+from tests.pipeline.client.bench import Caller
+
+from shapestream.client.session import LinkSettings, Session
+from shapestream.client.tickets import AnyTicket, ModelHandle, OpenTicket, RequestTicket, StatisticsTicket
+from shapestream.errors import DeadlineExceeded, Draining, Unavailable, WorkerLost
 from shapestream_engine.layout import Tensors
 
 TENSORS = Tensors(layout=(), buffers=())
@@ -175,7 +176,7 @@ class AnyServer(RuleBasedStateMachine):
         if fails:
             self.hear(failure(sequence, "model_error"))
         else:
-            self.hear(ResultEntry(sequence=sequence, timings=TIMINGS, tensors=TENSORS))
+            self.hear(result_of(sequence, TENSORS))
 
     @precondition(lambda self: self.connected and self.at_server)
     @rule(data=st.data())
@@ -249,7 +250,7 @@ class AnyServer(RuleBasedStateMachine):
             self.turn()
             for sequence in sorted(self.at_server):
                 del self.at_server[sequence]
-                self.hear(ResultEntry(sequence=sequence, timings=TIMINGS, tensors=TENSORS))
+                self.hear(result_of(sequence, TENSORS))
             if not self.open and not self.session.in_flight.tickets:
                 break
             self.now = max(self.now, min(self.session.next_wakeup(), self.now + 0.3))
@@ -265,7 +266,7 @@ class AnyServer(RuleBasedStateMachine):
 
 def failure(sequence: int, code: str) -> Failure:
     """A terminal reply without a result."""
-    return Failure(sequence=sequence, code=code, message="", retryable=False, retry_after_ms=None)
+    return failure_of(sequence, code, "")
 
 
 class TestAnyServer(AnyServer.TestCase):  # type: ignore[name-defined,misc]  # made by hypothesis

@@ -7,11 +7,11 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.entries import Heartbeat
 from tests.pipeline.client.bench import SETTINGS, SIGNATURE, Bench, refusal, result
 
 from shapestream.client.tickets import AnyTicket, ModelHandle, WelcomeTicket
 from shapestream.errors import Cancelled, DeadlineExceeded, Draining, Unavailable
-from shapestream.wire.messages import Heartbeat
 
 
 @pytest.mark.parametrize(

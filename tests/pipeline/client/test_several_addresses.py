@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
+from tests.entries import Goodbye
 from tests.pipeline.client.virtual_time import ROW, serving, until
 
 import shapestream
 from shapestream.errors import Draining
 from shapestream.testing import MemoryEndpoint, ScriptedModel, ScriptedServer, identity_signature
-from shapestream.wire.messages import Goodbye
 
 
 class Leaving:

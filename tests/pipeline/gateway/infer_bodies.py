@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy.typing as npt
 import pytest
+from tests.entries import result_of
 
 from shapestream.client.opened_models import Result
 from shapestream.errors import RequestError
@@ -21,10 +22,8 @@ from shapestream.gateway.infer_request import (
 from shapestream.slices import at_once
 from shapestream.testing import identity_signature, tensors_of
 from shapestream.web.messages import HttpError, HttpRequest
-from shapestream.wire.messages import ResultEntry, Timings
 from shapestream_engine.signature import ModelSignature
 
-TIMINGS = Timings(queue_us=0, run_us=0, total_us=0, batch_requests=1, batch_rows=1, worker="w/0")
 Array = npt.NDArray[Any]
 
 
@@ -59,7 +58,7 @@ def entry(datatype: str, shape: Any, **more: Any) -> dict[str, Any]:
 
 def answered(array: Array, *, binary: bool) -> tuple[dict[str, Any], bytes]:
     """The output `y` of an answer, and the bytes behind the JSON."""
-    result = Result(None, ResultEntry(sequence=1, timings=TIMINGS, tensors=tensors_of([array])), {0: "y"})
+    result = Result(None, result_of(1, tensors_of([array])), {0: "y"})
     asked = [AskedOutput(name="y", binary=binary)]
     response = at_once(infer_response("m", None, asked, result))
     whole = b"".join(response.body)

@@ -154,7 +154,7 @@ async def test_a_caller_holds_as_much_as_it_leaves_to_others(site: Site) -> None
         peer = await site.connect()
         await peer.sent_and_read(third)
         answer = await peer.answer()
-        assert (503, "1", True) == (answer.status, answer.headers["retry-after"], answer.closes)
+        assert (429, "1", True) == (answer.status, answer.headers["retry-after"], answer.closes)
     assert 200 == (await site.ask(head_of("one", 5) + b"small")).status
     other = await site.connect()
     await other.sent_and_read(head_of("two", 1_000_000) + b"a" * 1_000_000)
@@ -167,6 +167,51 @@ async def test_a_caller_holds_as_much_as_it_leaves_to_others(site: Site) -> None
     while site.server.held_bytes > 700_000:
         await trio.lowlevel.checkpoint()
     assert 1_000_000 == len((await site.ask(head_of("one", 1_000_000) + b"a" * 1_000_000)).body)
+
+
+@served(caller_of=by_header, max_connections=4)
+async def test_unfinished_bodies_of_one_caller_leave_connections_to_others(site: Site) -> None:
+    """Of four connections two; with the third the caller is refused, and it ends. Bodies that come with their head do not
+    count."""
+    for head in (head_of("one", 1_000_000), head_of("one")):
+        await (await site.connect()).sent_and_read(head)
+    refused = await site.ask(head_of("one", 10))
+    assert (429, "1", True) == (refused.status, refused.headers["retry-after"], refused.closes)
+    assert b"small" == (await site.ask(head_of("one", 5) + b"small")).body
+    other = await site.connect()
+    await other.sent_and_read(head_of("two", 10) + b"01234")
+    await other.send(b"56789")
+    assert b"0123456789" == (await other.answer()).body
+
+
+async def eight_mebibytes(request: HttpRequest) -> HttpResponse:
+    """An answer that no socket takes at once; a small one to a request with a body."""
+    return HttpResponse(body=(request.body or bytes(8 * MIB),))
+
+
+@served(eight_mebibytes, caller_of=by_header, max_body_bytes=8 * MIB, most_bodies=8)
+async def test_answers_that_are_not_read_count_in_their_callers_quota(site: Site) -> None:
+    """Of 64 MiB a caller holds three answers of 8 MiB and their heads; one more is refused. Another caller's is sent.
+
+    One that is read makes room.
+    """
+    get = GET[:-2] + b"X-Caller: one\r\n\r\n"
+    unread = [await site.connect() for _ in range(3)]
+    for number, peer in enumerate(unread, 1):
+        await peer.send(get)
+        while site.server.held_bytes < number * 8 * MIB:
+            await trio.lowlevel.checkpoint()
+    refused = await site.connect()
+    answer = await refused.ask(get)
+    assert (429, "1", False) == (answer.status, answer.headers["retry-after"], answer.closes)
+    assert b"small" == (await refused.ask(head_of("one", 5) + b"small")).body
+    assert 8 * MIB == len((await site.ask(GET)).body)
+    assert 8 * MIB == len((await unread[0].answer()).body)
+    assert 8 * MIB == len((await refused.ask(get)).body)
+    for peer in unread[1:]:
+        await peer.stream.aclose()
+    while site.server.held_bytes:
+        await trio.lowlevel.checkpoint()
 
 
 @served(caller_of=by_header)

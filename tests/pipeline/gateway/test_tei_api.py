@@ -126,9 +126,16 @@ def test_long_sparse_answers_come_in_slices() -> None:
 
 def test_tokens_are_told_by_their_numbers() -> None:
     """For each text."""
-    found = content_of(tokenize_response([np.array([101, 7]), np.array([[5]], np.int32)], "i"))
+    tokens = [np.array([101, 7]), np.array([[5]], np.int32), np.array([], np.int64)]
+    found = content_of(at_once(tokenize_response(tokens, "i")))
     rest = {"text": None, "special": None, "start": None, "stop": None}
-    assert [[{"id": 101, **rest}, {"id": 7, **rest}], [{"id": 5, **rest}]] == found
+    assert [[{"id": 101, **rest}, {"id": 7, **rest}], [{"id": 5, **rest}], []] == found
+
+
+def test_many_tokens_are_written_in_slices() -> None:
+    """A turn of the event loop writes some of them."""
+    work = tokenize_response([np.arange(100_000 // 50)] * 50, "i")
+    assert 3 <= len([*work])
 
 
 @pytest.mark.parametrize(

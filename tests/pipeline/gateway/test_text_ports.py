@@ -9,7 +9,7 @@ import pytest
 from tests.pipeline.gateway.text_site import ENCODER, LISTED, NUMBERS, SENTENCES, TEXT, TOKENS
 
 from shapestream.gateway.errors import NotGiven
-from shapestream.gateway.text_calls import TextPorts, encoder_ports, text_ports, tokenizer_input
+from shapestream.gateway.text_ports import TextPorts, encoder_ports, text_ports, tokenizer_input
 from shapestream_engine.output_rules import Rows, Whole
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.pipeline.gateway.gateway_site import Reply
 from tests.pipeline.gateway.text_site import TextSite, on_text_site, vector
 from trio.testing import wait_all_tasks_blocked
 
@@ -16,11 +17,13 @@ from shapestream.gateway.json_text import LongSteps
 from shapestream.gateway.options import text_services
 from shapestream.gateway.routes import TextRoutes
 from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
+from shapestream.web.quotas import Quotas
 from shapestream.web.tokens import Tokens
 
 BOTH = {"openai": ["sentences", "listed", "numbers", "gone"], "tei": "sentences"}
 TEXTS = ["", "banana", "😀"]
 VECTORS = [*map(vector, TEXTS)]
+UNLIMITED = Quotas(lambda: 1024, "requests in flight")
 
 
 def normal(numbers: list[float]) -> Any:
@@ -67,6 +70,27 @@ async def test_tokens_are_requests_of_the_encoder(site: TextSite, path: str) -> 
     assert 256 == site.most_at_once
     if path.startswith("/v1"):
         assert {"prompt_tokens": 900, "total_tokens": 900} == found["usage"]
+
+
+@on_text_site(**BOTH, window_requests=20)
+async def test_tokens_beyond_the_callers_quota_wait_for_its_own_others(site: TextSite) -> None:
+    """Of a window of 20 requests a caller has 10; where another request of it has all of them, it is told to slow down."""
+    lists = [[1, *map(ord, "a" * (number % 5))] for number in range(30)]
+    replies: list[Reply] = []
+
+    async def ask() -> None:
+        replies.append(await site.ask("POST", "/v1/embeddings", openai(lists)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(ask)
+    refused, answered = replies
+    assert (429, "1") == (refused.status, refused.headers["Retry-After"])
+    assert [vector("a" * (number % 5)) for number in range(30)] == [
+        entry["embedding"] for entry in answered.content["data"]
+    ]
+    assert 10 == site.most_at_once
 
 
 @on_text_site(**BOTH)
@@ -233,7 +257,7 @@ async def test_tei_tells_whether_its_model_is_ready(site: TextSite, path: str) -
             raise failures.pop()
         return HttpResponse(body=(b"{}",))
 
-    routes = TextRoutes(site.client, text_services(tei="sentences"), LongSteps(), ready)
+    routes = TextRoutes(site.client, text_services(tei="sentences"), LongSteps(), ready, UNLIMITED)
     methods, form = routes.pages[path], routes.form_of(path)
     assert form is not None
     request = HttpRequest(method="GET", path=path, query="", headers={}, body=b"", peer="")
@@ -315,7 +339,7 @@ async def test_long_answers_are_written_in_turns(site: TextSite) -> None:
             told.append(nbytes)
             return await super().run_slices(nbytes, work)
 
-    routes = TextRoutes(site.client, text_services(**BOTH), Noting(), _nothing)
+    routes = TextRoutes(site.client, text_services(**BOTH), Noting(), _nothing, UNLIMITED)
     for path in ("/v1/embeddings", "/embed", "/embed_sparse"):
         body = json.dumps({**openai(TEXTS), "inputs": TEXTS}).encode()
         await routes.pages[path]["POST"](

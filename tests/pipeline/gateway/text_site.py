@@ -79,7 +79,7 @@ ENCODER = ModelSignature(
 class TextSite:
     """Routes, and the server behind them."""
 
-    def __init__(self) -> None:
+    def __init__(self, window_requests: int = 1024) -> None:
         self.error: RequestError | None = None
         """What each request ends with, if anything."""
         self.most_at_once = 0
@@ -97,7 +97,8 @@ class TextSite:
             *(
                 ScriptedModel(signature, self._answers(signature.name, run), duration_s=self._begin)
                 for signature, run in models.items()
-            )
+            ),
+            window_requests=window_requests,
         )
         self.routes: Routes
         self.client: shapestream.Client
@@ -169,7 +170,7 @@ class TextSite:
 
 
 def on_text_site(
-    tokens: Tokens | None = None, **services: Any
+    tokens: Tokens | None = None, window_requests: int = 1024, **services: Any
 ) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
     """Runs a test on a site with these services, its first argument."""
 
@@ -177,7 +178,7 @@ def on_text_site(
         @wraps(test)
         def run(*args: Any, **kwargs: Any) -> None:
             async def main() -> None:
-                site, endpoint = TextSite(), MemoryEndpoint()
+                site, endpoint = TextSite(window_requests), MemoryEndpoint()
                 async with trio.open_nursery() as nursery:
                     await nursery.start(site.server.run, endpoint.bind())
                     async with shapestream.connect(endpoint.connect) as site.client:

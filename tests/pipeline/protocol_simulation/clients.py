@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import trio
+from tests.entries import ResultEntry
 from tests.pipeline.protocol_simulation.journal import Journal, Question
 from tests.pipeline.protocol_simulation.network import Exchange, Line, error_of_clock_s
 from tests.pipeline.protocol_simulation.plan import COMMON, RARE
@@ -15,7 +16,6 @@ from shapestream.client.core import Core, Withdraw
 from shapestream.client.opened_models import Model
 from shapestream.client.session import LinkSettings
 from shapestream.client.tickets import AnyTicket, OpenTicket, RequestTicket, deadline_at
-from shapestream.wire.messages import ResultEntry
 from shapestream.wire.tensor_frames import to_array
 
 SOFTWARE = "simulated"

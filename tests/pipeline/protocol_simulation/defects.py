@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from tests.entries import CancelBatchEntry, Entry, Execute, ResultEntry
 from tests.pipeline.protocol_simulation.plan import Ask, Fault, FaultKind, Kind, Plan
 
 from shapestream.client.tickets import InFlight
@@ -14,7 +15,6 @@ from shapestream.scheduling.recovery import Recovery
 from shapestream.serving import slot_threads
 from shapestream.serving.ends import Egress
 from shapestream.serving.port_traffic import Outgoing, PeerLink
-from shapestream.wire.messages import CancelBatchEntry, Entry, Execute, ResultEntry
 from shapestream_workers.worker_session import WorkerSession
 
 PLAN = Plan(

@@ -14,12 +14,12 @@ from random import Random
 
 import msgpack
 import trio
+from tests.entries import Clock
 from tests.pipeline.protocol_simulation.agenda import Agenda
 
 from shapestream.errors import OutboxFull, PeerGone
 from shapestream.transport.interface import Message
 from shapestream.transport.memory import MemoryConnection, MemoryEndpoint, MemoryServer
-from shapestream.wire.messages import Clock
 from shapestream.wire.peers import DRIFT
 from shapestream_engine.layout import Buffer
 
@@ -98,6 +98,7 @@ class Exchange(MemoryEndpoint):
     ) -> None:
         """`delay_s` is each message's, plus up to `jitter_s`; a way takes `capacity` messages that were not read."""
         super().__init__(capacity_messages=capacity)
+        self.server: Port | None = None
         self.agenda = agenda
         self.random = random
         self.lines: list[Line] = []
@@ -122,11 +123,27 @@ class Exchange(MemoryEndpoint):
         line.come_back()
         return line
 
+    def next_peer(self) -> bytes:
+        """The id of a line that comes to the port."""
+        return self._next_peer()
+
 
 class Port(MemoryServer):
     """The listening side."""
 
     killed = False
+
+    def greet(self, peer: bytes, line: Line) -> None:
+        """A line is there."""
+        self._peers[peer] = line
+
+    def part(self, peer: bytes) -> None:
+        """A line is gone."""
+        self._peers.pop(peer, None)
+
+    def hear(self, peer: bytes, message: Message) -> None:
+        """A message has arrived."""
+        self._put((peer, message))
 
     def send_nowait(self, peer: bytes, frames: Sequence[Buffer]) -> None:
         """See `PeerSocket`. What a dead process says nobody hears."""
@@ -210,7 +227,7 @@ class Line(MemoryConnection):
 
     def _lose_peer(self) -> None:
         if self.peer is not None and self._exchange.server is not None:
-            self._exchange.server._peers.pop(self.peer, None)
+            self._exchange.server.part(self.peer)
         self.peer = None
 
     # ------------------------------------------------------------ what happens to it
@@ -252,17 +269,17 @@ class Line(MemoryConnection):
         port = self._exchange.server
         if port is None or self.peer is not None or self not in self._exchange.lines:
             return
-        peer = self.peer = self._exchange._next_peer()
+        peer = self.peer = self._exchange.next_peer()
         self.up = Way(self._exchange, lambda message: self._arrived(port, peer, message))
         self.down = Way(self._exchange, self._put)
         self.up.held_until = self.down.held_until = self._held_until
         self._ignored = False
-        port._peers[peer] = self
+        port.greet(peer, self)
         self._flush()
 
     def _arrived(self, port: Port, peer: bytes, message: Message) -> None:
         if not self._ignored:
-            port._put((peer, message))
+            port.hear(peer, message)
         self._senders.unpark_all()
 
     def _flush(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import trio
+from tests.entries import Entry, Execute, Heartbeat, Role, SlotHello
 from tests.pipeline.protocol_simulation.agenda import Agenda
 from tests.pipeline.protocol_simulation.journal import Journal, Run
 from tests.pipeline.protocol_simulation.network import Line
@@ -22,7 +23,6 @@ from shapestream.serving.slot_threads import BatchWithdrawn, News, SessionBroken
 from shapestream.transport.interface import PeerSocket
 from shapestream.wire.codec import codec_of, decode
 from shapestream.wire.limits import WORKER_LIMITS
-from shapestream.wire.messages import Entry, Execute, Heartbeat, Role, SlotHello
 from shapestream.wire.tensor_frames import from_array, to_array
 from shapestream_engine.batch import BatchInputs, BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable

@@ -47,9 +47,14 @@ def costs_over(points: dict[Sizes, float], own: ModelProfile | None = None) -> C
     return costs
 
 
+def prices(costs: CostModel, slot: int | None = None) -> WorkerClass:
+    """The prices of the model on a slot, else of most slots: all that tests ask for stands behind this one."""
+    return costs["m"].on(slot).worker_class
+
+
 def costs_of(points: dict[Sizes, float], own: ModelProfile | None = None) -> WorkerClass:
-    """The costs on one worker whose table has these points."""
-    return costs_over(points, own)["m"].on().worker_class
+    """The prices on one worker whose table has these points."""
+    return prices(costs_over(points, own))
 
 
 def predicted(over: WorkerClass, calls: list[tuple[int, Sizes]]) -> list[float]:
@@ -85,7 +90,7 @@ def test_a_table_that_is_told_before_the_slots_join_says_the_same() -> None:
     costs.join(0, "w", {"m": table}, ["m"])
     assert (["k"], kinds) == ([*kinds], costs["m"].worker_classes)
     calls = [(rows, (size,)) for rows in (1, 5, 64) for size in (16, 100)]
-    assert predicted(costs_of(points), calls) == predicted(costs["m"].on().worker_class, calls)
+    assert predicted(costs_of(points), calls) == predicted(prices(costs), calls)
 
 
 AXIS = st.lists(st.integers(1, 300), min_size=1, max_size=4, unique=True).map(sorted)
@@ -237,7 +242,7 @@ def test_static_shapes_cost_what_was_measured_for_them():
 def test_predictions_are_remembered_until_the_version_changes():
     """The same question has the same answer while plans made with it are valid."""
     costs = costs_over({(1, 8): 0.001, (8, 64): 0.01})
-    over = costs["m"].on().worker_class
+    over = prices(costs)
     before, version = over.second(4, (20,)), over.version
     while over.version == version:
         assert before == over.second(4, (20,))
@@ -273,7 +278,7 @@ def without_table() -> CostModel:
 def test_an_outlier_hardly_counts(start, factor):
     """A batch of 100 times its usual duration (the machine stood still) moves no prediction by 10 %."""
     costs = start()
-    over = costs["m"].on().worker_class
+    over = prices(costs)
     asked = [(1, (8,)), (5, (40,)), (7, (16,)), (16, (64,))]
     before = predicted(over, asked)
     learned(costs, 5, 40, factor * linear((5, 40)))
@@ -286,7 +291,7 @@ def test_an_outlier_hardly_counts(start, factor):
 def test_a_lasting_change_is_followed(start, factor):
     """After 30 batches at another slowdown, that slowdown is what is expected."""
     costs = start()
-    over = costs["m"].on().worker_class
+    over = prices(costs)
     for turn in range(30):
         rows, seq = 1 + turn % 7, 8 * (1 + turn % 5)
         learned(costs, rows, seq, factor * linear((rows, seq)))
@@ -297,7 +302,7 @@ def test_a_lasting_change_is_followed(start, factor):
 def test_one_region_may_change_alone():
     """Long calls turn out to take twice as long as measured: short ones are predicted as before."""
     costs = with_table()
-    over = costs["m"].on().worker_class
+    over = prices(costs)
     for _ in range(60):
         learned(costs, 16, 512, 2 * linear((16, 512)))
         learned(costs, 4, 8, linear((4, 8)))
@@ -308,7 +313,7 @@ def test_one_region_may_change_alone():
 def test_a_static_shape_that_changes_says_nothing_about_others():
     """Without a table: the static shape becomes ten times slower, and then ten times faster; other prices stay."""
     costs = costs_over({}, profile(static_shapes=((4, 16),)))
-    over = costs["m"].on().worker_class
+    over = prices(costs)
     for turn in range(40):
         rows, seq = 1 + turn % 7, 8 * (1 + turn % 5)
         if (rows, seq) != (4, 16):
@@ -322,7 +327,7 @@ def test_a_static_shape_that_changes_says_nothing_about_others():
 def test_one_short_call_is_no_change():
     """Of calls that had not run for long, one that takes half as long moves no price by 10 %."""
     costs = with_table()
-    over = costs["m"].on().worker_class
+    over = prices(costs)
     learned(costs, 4, 8, linear((4, 8)), times=20)
     asked = [(16, (512,)), (16, (64,)), (4, (64,))]
     before = predicted(over, asked)
@@ -336,7 +341,7 @@ def test_one_short_call_is_no_change():
 def test_several_short_calls_are_a_change():
     """After three different calls in a row that had not run for long and take half as long, the next one is believed."""
     costs = with_table()
-    over = costs["m"].on().worker_class
+    over = prices(costs)
     learned(costs, 4, 8, linear((4, 8)), times=20)
     for rows, seq in ((16, 512), (16, 64), (4, 64)):
         learned(costs, rows, seq, 0.5 * linear((rows, seq)))
@@ -352,7 +357,7 @@ def test_noise_is_no_change():
     off = []
     for _ in range(10):
         costs = with_table()
-        over = costs["m"].on().worker_class
+        over = prices(costs)
         for _ in range(300):
             rows, seq = int(2 ** random.uniform(0, 6)), int(2 ** random.uniform(3, 9))
             learned(costs, rows, seq, linear((rows, seq)) * exp(0.25 * random.standard_normal()))
@@ -366,7 +371,7 @@ def test_noise_is_no_change():
 def test_small_changes_leave_the_version_alone():
     """Within 5 % plans stay valid, however many batches confirm it."""
     costs = with_table()
-    over = costs["m"].on().worker_class
+    over = prices(costs)
     version = over.version
     random = np.random.default_rng(1)
     for _ in range(200):
@@ -376,7 +381,7 @@ def test_small_changes_leave_the_version_alone():
 
 def test_traffic_alone_finds_both_parts_of_a_call():
     """Without a table: the fixed part and the part per element, from batches of different sizes."""
-    over = without_table()["m"].on().worker_class
+    over = prices(without_table())
     assert over.measured
     for rows, seq in ((1, 8), (7, 40), (64, 512)):
         assert linear((rows, seq)) == pytest.approx(over.second(rows, (seq,)), rel=0.02)
@@ -385,7 +390,7 @@ def test_traffic_alone_finds_both_parts_of_a_call():
 def test_equal_batches_say_nothing_about_the_fixed_part():
     """All of one size: their seconds are known; what one of their requests alone would take stays a guess, in between."""
     costs = costs_over({})
-    over = costs["m"].on().worker_class
+    over = prices(costs)
     learned(costs, 8, 16, 0.09, times=500)
     assert 0.09 == pytest.approx(over.second(8, (16,)))
     assert 0.09 / 8 < over.second(1, (16,)) < 0.09
@@ -401,7 +406,7 @@ def test_equal_batches_say_nothing_about_the_fixed_part():
 def test_whatever_is_observed_predictions_stay_sensible(batches):
     """Neither part of a learned line is negative; nothing observed makes a prediction useless."""
     for costs in (with_table(), without_table()):
-        over = costs["m"].on().worker_class
+        over = prices(costs)
         for rows, seq, busy_s in batches:
             learned(costs, rows, seq, busy_s)
         found = predicted(over, [(rows, (seq,)) for rows in (1, 9, 64, 100) for seq in (1, 50, 1000)])
@@ -422,7 +427,7 @@ def test_a_static_shape_learns_by_itself():
     points = {sizes: 100 * linear(sizes) for sizes in product((1, 8), (8, 64))}
     own = profile(static_shapes=((4, 16),))
     costs = costs_over(points, own)
-    over = costs["m"].on().worker_class
+    over = prices(costs)
     before = over.second(4, (17,))
     for _ in range(100):
         learned(costs, 4, 16, 1e-2)
@@ -478,7 +483,7 @@ def test_nothing_is_known_before_the_first_batch_which_is_the_first_estimate():
     costs = costs_with(("a", None))
     for busy_s in (-1.0, math.nan, math.inf):
         costs["m"].observe(0, (1, 1), busy_s)
-    assert not costs["m"].on().worker_class.measured
+    assert not costs["m"].on().measured
     assert (None, None) == (costs["m"].batch_s((4, 16)), costs["m"].batched_share_s((1, 16)))
     assert (None, None, 0) == (costs["m"].mean_request_s, costs["m"].mean_batch_s, costs["m"].shapes)
     costs["m"].observe(0, (4, 16), 2.0, requests=4)
@@ -515,7 +520,7 @@ def test_workers_with_equal_keys_share_costs_and_others_do_not():
     for _ in range(200):
         costs["m"].observe(0, (4, 64), 0.01)
         costs["m"].observe(1, (4, 64), 0.01)
-    assert pytest.approx(0.01, rel=0.06) == costs["m"].on(1).worker_class.second(4, (64,))
+    assert pytest.approx(0.01, rel=0.06) == prices(costs, 1).second(4, (64,))
     assert before == costs["m"].batch_s((4, 64), 2)
 
 
@@ -535,7 +540,7 @@ def test_a_table_for_other_dimensions_is_no_table():
     """What does not fit the model is left aside, not misread."""
     wrong = replace(table(), dimensions=("batch", "width"))
     costs = costs_with(("a", wrong))
-    assert not costs["m"].on().worker_class.measured
+    assert not costs["m"].on().measured
 
 
 def test_requests_cost_what_they_cost_in_good_company():
@@ -573,10 +578,10 @@ def test_preparing_batches_teach_what_preparing_costs_and_nothing_else():
     costs = costs_with(("a", table()))
     over = costs["m"].on()
     assert pytest.approx(0.05, rel=0.1) == over.preparation_s(4, (64,))
-    before = over.worker_class.second(4, (64,))
+    before = prices(costs).second(4, (64,))
     for seq in range(1, 60):
         costs["m"].observe(0, (4, seq), 0.2, preparations=1)
-    assert before == over.worker_class.second(4, (64,))
+    assert before == prices(costs).second(4, (64,))
     assert pytest.approx(0.2, rel=0.1) == over.preparation_s(4, (64,))
     assert 0.0 == over.preparation_s(4, (59,))
 
@@ -584,7 +589,7 @@ def test_preparing_batches_teach_what_preparing_costs_and_nothing_else():
 def test_a_preparing_batch_that_is_short_all_the_same_corrects_the_price():
     """Where sizes never come again no other batch does; one that is little shorter says nothing."""
     costs = costs_with(("a", table()))
-    over = costs["m"].on().worker_class
+    over = prices(costs)
     before = over.second(4, (64,))
     costs["m"].observe(0, (4, 64), before / 1.4, preparations=1)
     assert before == over.second(4, (64,))
@@ -651,7 +656,7 @@ def predictions(costs: CostModel, *asked: tuple[int, ...]) -> list[float]:
     """Of these sizes, else of all `SIZES`, by all that was observed: what is held back until it is 5 % is published."""
     (kind,) = costs["m"].worker_classes.values()
     kind._publish()
-    return [costs["m"].on().worker_class.second(sizes[0], sizes[1:]) for sizes in asked or SIZES]
+    return [prices(costs).second(sizes[0], sizes[1:]) for sizes in asked or SIZES]
 
 
 @given(
@@ -767,7 +772,7 @@ def test_whatever_a_file_says_predictions_stay_sensible(seconds):
         table=table().digest, batches=1, saved_at=0.0, seconds=seconds, preparation={0.0: MAX_SECONDS}
     )
     costs = costs_with(WORKER, known=[learned])
-    over = costs["m"].on().worker_class
+    over = prices(costs)
     rows = np.array([1, 2, 4, 16])
     found = [over.seconds(rows, np.full((4, 1), seq)) for seq in (8, 20, 64, 512)]
     assert np.isfinite(found).all()
@@ -797,7 +802,7 @@ def test_a_first_call_is_believed_beside_a_node_that_takes_far_longer():
 def test_a_single_long_call_is_not_believed_in_full():
     """The machine stood still during the first call of 32 rows: it counts as four times what was expected, not 100."""
     costs = costs_over({(1, 8): 1.0})
-    over = costs["m"].on().worker_class
+    over = prices(costs)
     expected_s = over.second(32, (8,))
     learned(costs, 32, 8, 100 * expected_s)
     assert 4 * expected_s == pytest.approx(over.second(32, (8,)))
@@ -807,5 +812,5 @@ def test_what_ran_bounds_what_did_not():
     """Of one point and one call of 16 rows that took as long, all between take as long."""
     costs = costs_over({(1, 8): 1.0})
     learned(costs, 16, 8, 1.0)
-    over = costs["m"].on().worker_class
+    over = prices(costs)
     assert [1.0] * 4 == pytest.approx([over.second(rows, (8,)) for rows in (2, 4, 8, 16)])

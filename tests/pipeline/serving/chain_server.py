@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import trio
+from tests.entries import ModelOpened, OpenModel, ResultEntry, request_of
 from tests.pipeline.serving.harness import Running, memory_serving
 from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.chains.spec import ChainSpec, StageSpec
-from shapestream.wire.messages import ModelOpened, OpenModel, RequestEntry, ResultEntry
 from shapestream_engine.batch import BatchInputs
 from shapestream_engine.element_types import element_type_of
 from shapestream_engine.layout import Tensors
@@ -123,12 +123,11 @@ class Client:
     ) -> None:
         """One request."""
         self.peer.say(
-            RequestEntry(
-                sequence=sequence,
+            request_of(
+                sequence,
+                tensors_of(np.array(sizes, np.float32)),
                 model=self.number,
                 remaining_ms=remaining_ms,
-                priority=0,
-                tensors=tensors_of(np.array(sizes, np.float32)),
                 tags=tags,
             )
         )

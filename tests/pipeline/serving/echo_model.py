@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from tests.entries import BatchDone, Execute, RequestEntry, request_of
 
 from shapestream.settings import BatchingSettings, ModelSettings
-from shapestream.wire.messages import BatchDone, Execute, RequestEntry
 from shapestream_engine.batch import BatchReport
 from shapestream_engine.layout import Tensors
 from shapestream_engine.output_rules import Rows
@@ -48,8 +48,7 @@ def echoed(tensors: Tensors) -> Tensors:
 
 def request(sequence: int, tensors: Tensors | None = None, **fields: Any) -> RequestEntry:
     """A request for model 0."""
-    values: dict[str, Any] = {"model": 0, "remaining_ms": None, "priority": 0, **fields}
-    return RequestEntry(sequence=sequence, tensors=echo_tensors() if tensors is None else tensors, **values)
+    return request_of(sequence, echo_tensors() if tensors is None else tensors, **fields)
 
 
 def done(execute: Execute, outputs: tuple[Tensors | None, ...] | None = None, **changes: Any) -> BatchDone:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import trio
+from tests.entries import Execute, ResultEntry, Role
 from tests.pipeline.serving.echo_model import request
 from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
@@ -17,7 +18,6 @@ from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ServerSettings
 from shapestream.transport.interface import Connection
 from shapestream.transport.memory import MemoryServer, memory_server
-from shapestream.wire.messages import Execute, ResultEntry, Role
 
 
 class Running:

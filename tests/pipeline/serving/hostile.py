@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from tests.entries import Hello, ModelOpened, OpenModel, Welcome
 from tests.pipeline.serving.raw_messages import SCALED, Frames, assert_served, entry, message
 from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.real_sockets import dialled
-
-from shapestream.wire.messages import Hello, ModelOpened, OpenModel, Welcome
 
 MOST_GROWTH_BYTES = 50 << 20
 INVERTED = 1

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
+from tests.entries import Role
 from tests.pipeline.serving.harness import serve_with
 from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
@@ -15,7 +16,6 @@ from shapestream.serving.server import Server
 from shapestream.transport.curve import KeyRing, ServerSecurity
 from shapestream.transport.curve_keys import CallerKeys, KeyPair, new_key_pair
 from shapestream.transport.zeromq import DealerSocket
-from shapestream.wire.messages import Role
 
 SERVER, ALICE, BOB, ADMIN, GATEWAY, BOX, OTHER_BOX = (new_key_pair() for _ in range(7))
 SECURITY = ServerSecurity(

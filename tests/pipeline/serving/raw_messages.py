@@ -7,9 +7,9 @@ from typing import Any
 
 import msgpack
 import numpy as np
+from tests.entries import RequestEntry, ResultEntry, request_of
 from tests.pipeline.serving.raw_peer import RawPeer
 
-from shapestream.wire.messages import RequestEntry, ResultEntry
 from shapestream_engine.layout import Buffer, Tensors
 
 Frames = list[Buffer]
@@ -66,7 +66,7 @@ class Refused:
 def honest_request(sequence: int, model: int = SCALED) -> RequestEntry:
     """The same request, for a peer that packs it itself."""
     tensors = Tensors(layout=LAYOUT, buffers=INLINE)
-    return RequestEntry(sequence=sequence, model=model, remaining_ms=None, priority=0, tensors=tensors)
+    return request_of(sequence, tensors, model=model)
 
 
 async def assert_served(peer: RawPeer, sequence: int) -> None:

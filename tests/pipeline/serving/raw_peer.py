@@ -8,14 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import trio
-from tests.pipeline.serving.echo_model import SIGNATURE, done
-from trio.testing import wait_all_tasks_blocked
-
-from shapestream.transport.interface import Connection, Message
-from shapestream.transport.memory import MemoryConnection
-from shapestream.wire.codec import decode, encode, pack_messages
-from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
-from shapestream.wire.messages import (
+from tests.entries import (
     WORKER_PROTOCOL,
     BatchDone,
     BatchFailedEntry,
@@ -34,6 +27,13 @@ from shapestream.wire.messages import (
     WorkerHello,
     WorkerWelcome,
 )
+from tests.pipeline.serving.echo_model import SIGNATURE, done
+from trio.testing import wait_all_tasks_blocked
+
+from shapestream.transport.interface import Connection, Message
+from shapestream.transport.memory import MemoryConnection
+from shapestream.wire.codec import decode, encode, pack_messages
+from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
 from shapestream_engine.signature import ModelSignature
 
 E = TypeVar("E")

@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any
 
 import trio
+from tests.entries import Role
 from tests.pipeline.serving.harness import serve_with
 from tests.pipeline.serving.raw_peer import RawPeer
 
 from shapestream.serving.server import Server
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.transport.zeromq import DealerSocket
-from shapestream.wire.messages import Role
 
 
 @asynccontextmanager

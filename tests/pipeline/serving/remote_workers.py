@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
 
+from tests.entries import Execute, Goodbye, ModelOpened, OpenModel, ResultEntry, Role
 from tests.pipeline.serving.hostile import Hostile
 from tests.pipeline.serving.raw_messages import honest_request, message, packed
 from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.real_sockets import dialled
 
-from shapestream.wire.messages import Execute, Goodbye, ModelOpened, OpenModel, ResultEntry, Role
 from shapestream_engine.output_rules import Rows
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape

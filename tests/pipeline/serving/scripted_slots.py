@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import trio
+from tests.entries import Execute, Role, SlotHello
 from tests.pipeline.serving.batches import report_of
 from tests.pipeline.serving.echo_model import SIGNATURE, echoed
 
@@ -14,7 +15,6 @@ from shapestream.transport.interface import PeerSocket
 from shapestream.transport.memory import MemoryConnection, memory_server
 from shapestream.wire.codec import Codec, codec_of, decode, encode
 from shapestream.wire.limits import WORKER_LIMITS
-from shapestream.wire.messages import Execute, Role, SlotHello
 from shapestream_engine.batch import BatchInputs, BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Tensors

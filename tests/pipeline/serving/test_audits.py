@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import trio
 from structlog.testing import capture_logs
+from tests.entries import AcknowledgeAudit, RequestEntry, ResultEntry, request_of
 from tests.pipeline.serving.clocks import real_time, virtual_time
 from tests.pipeline.serving.echo_model import request
 from tests.pipeline.serving.harness import Running, memory_serving
@@ -25,8 +26,7 @@ from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from shapestream.serving import auditor, audits
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ModelSettings
-from shapestream.wire.messages import AcknowledgeAudit, RequestEntry, ResultEntry
-from shapestream_engine.calibration_cache import CostCache
+from shapestream_engine.calibration import CostCache
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model
 from shapestream_engine.probing.tolerances import TOLERANCES, OutputTolerance
@@ -138,13 +138,7 @@ class Audited:
         asked = [self.draw(size=(rows, WIDTH)).astype(np.float32) for _ in range(requests)]
         self.client.say(
             *[
-                RequestEntry(
-                    sequence=first + number,
-                    model=0,
-                    remaining_ms=None,
-                    priority=0,
-                    tensors=Tensors(layout=((0, "f32", x.shape),), buffers=(x.tobytes(),)),
-                )
+                request_of(first + number, Tensors(layout=((0, "f32", x.shape),), buffers=(x.tobytes(),)))
                 for number, x in enumerate(asked)
             ]
         )

@@ -7,6 +7,12 @@ from typing import Any
 
 import pytest
 import trio
+from tests.entries import (
+    Cancel,
+    Failure,
+    Goodbye,
+    ResultEntry,
+)
 from tests.pipeline.serving.chain_server import (
     CHAIN,
     CUT,
@@ -27,12 +33,6 @@ from trio.testing import wait_all_tasks_blocked
 
 from shapestream.slices import at_once
 from shapestream.telemetry.metrics import read_metrics
-from shapestream.wire.messages import (
-    Cancel,
-    Failure,
-    Goodbye,
-    ResultEntry,
-)
 from shapestream_engine.ports import list_ports
 from shapestream_engine.shapes import NamedShape
 

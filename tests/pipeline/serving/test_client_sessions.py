@@ -11,15 +11,7 @@ import pytest
 import structlog
 import trio
 import trio.testing
-from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.echo_model import echo_tensors, request
-from tests.pipeline.serving.harness import memory_serving, scripted_client
-from tests.pipeline.serving.raw_peer import ending
-from tests.pipeline.serving.scripted_slots import ScriptedSlots
-from trio.testing import wait_all_tasks_blocked
-
-from shapestream.telemetry.logging import configure
-from shapestream.wire.messages import (
+from tests.entries import (
     Cancel,
     Entry,
     Failure,
@@ -31,6 +23,14 @@ from shapestream.wire.messages import (
     Unknown,
     Welcome,
 )
+from tests.pipeline.serving.clocks import virtual_time
+from tests.pipeline.serving.echo_model import echo_tensors, request
+from tests.pipeline.serving.harness import memory_serving, scripted_client
+from tests.pipeline.serving.raw_peer import ending
+from tests.pipeline.serving.scripted_slots import ScriptedSlots
+from trio.testing import wait_all_tasks_blocked
+
+from shapestream.telemetry.logging import configure
 
 CLIENT = b"c" * 16
 

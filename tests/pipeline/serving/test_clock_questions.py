@@ -6,13 +6,13 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.entries import Clock, Credit, Failure, ResultEntry
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import request
 from tests.pipeline.serving.harness import scripted_client
 from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
-from shapestream.wire.messages import Clock, Credit, Failure, ResultEntry
 from shapestream.wire.peers import DRIFT, PeerClock
 
 BEGAN_S = 1e6

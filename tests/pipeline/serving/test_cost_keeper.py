@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from shapestream.serving.server import KEEP_EVERY_S, CostKeeper
-from shapestream_engine.calibration_cache import CostCache
+from shapestream_engine.calibration import CostCache
 from shapestream_engine.cost_table import LearnedCosts
 
 LEARNED = LearnedCosts(table="t" * 40, batches=1, saved_at=0.0)

@@ -6,14 +6,7 @@ from typing import Any
 
 import pytest
 import trio
-from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.echo_model import echo_tensors, model_settings, request
-from tests.pipeline.serving.harness import memory_serving, scripted_client
-from tests.pipeline.serving.raw_peer import RawPeer, ending, verdict
-from tests.pipeline.serving.scripted_slots import ScriptedSlots
-from trio.testing import wait_all_tasks_blocked
-
-from shapestream.wire.messages import (
+from tests.entries import (
     Cancel,
     Failure,
     Goodbye,
@@ -22,6 +15,12 @@ from shapestream.wire.messages import (
     RequestEntry,
     ResultEntry,
 )
+from tests.pipeline.serving.clocks import virtual_time
+from tests.pipeline.serving.echo_model import echo_tensors, model_settings, request
+from tests.pipeline.serving.harness import memory_serving, scripted_client
+from tests.pipeline.serving.raw_peer import RawPeer, ending, verdict
+from tests.pipeline.serving.scripted_slots import ScriptedSlots
+from trio.testing import wait_all_tasks_blocked
 
 ONCE = {"echo": model_settings(idempotent=False)}
 OTHER = echo_tensors(rows=2)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.entries import Execute, Failure, Goodbye, Heartbeat
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import model_settings, request
 from tests.pipeline.serving.harness import memory_serving, serve_with
@@ -18,7 +19,6 @@ from trio.testing import wait_all_tasks_blocked
 
 from shapestream.serving.server import FAREWELL_S, Server
 from shapestream.transport.memory import memory_server
-from shapestream.wire.messages import Execute, Failure, Goodbye, Heartbeat
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.entries import Execute, ResultEntry, batch_failed
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.eager import EagerScheduler
 from tests.pipeline.serving.echo_model import done, request
@@ -16,7 +17,6 @@ from tests.pipeline.serving.raw_peer import RawPeer
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.serving.dispatcher import HOLD_S
-from shapestream.wire.messages import BatchFailedEntry, Execute, ResultEntry
 
 SEQUENCES = range(6)
 
@@ -67,9 +67,7 @@ async def test_a_failure_does_not_wait(sends_ahead: EagerScheduler) -> None:
     """It ends the wait of the others too, since the scheduler may have to act."""
     async with bundled(sends_ahead) as (_, client, worker, bundle):
         began_at = trio.current_time()
-        second = BatchFailedEntry(
-            batch=bundle[1].batch, session=bundle[1].session, code="model_error", message="no"
-        )
+        second = batch_failed(bundle[1])
         worker.say(done(bundle[0]), second)
         assert 0 == (await client.hear(ResultEntry)).sequence
         assert began_at == trio.current_time()

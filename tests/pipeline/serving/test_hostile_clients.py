@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.pipeline.serving.clocks import real_time
-from tests.pipeline.serving.hostile import INVERTED, Hostile, assert_memory_kept, client, some_client, watched
-from tests.pipeline.serving.hostile_server import WINDOW_REQUESTS
-from tests.pipeline.serving.raw_messages import Frames, assert_served, entry, message
-from tests.pipeline.serving.raw_peer import verdict
-from tests.pipeline.serving.real_sockets import dialled
-
-from shapestream.wire.messages import (
+from tests.entries import (
     Cancel,
     Credit,
     Failure,
@@ -23,6 +16,12 @@ from shapestream.wire.messages import (
     Unknown,
     Welcome,
 )
+from tests.pipeline.serving.clocks import real_time
+from tests.pipeline.serving.hostile import INVERTED, Hostile, assert_memory_kept, client, some_client, watched
+from tests.pipeline.serving.hostile_server import WINDOW_REQUESTS
+from tests.pipeline.serving.raw_messages import Frames, assert_served, entry, message
+from tests.pipeline.serving.raw_peer import verdict
+from tests.pipeline.serving.real_sockets import dialled
 
 pytestmark = pytest.mark.usefixtures("resident_at_first")
 

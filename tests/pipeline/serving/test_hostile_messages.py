@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgpack
 import pytest
+from tests.entries import AcknowledgeAudit, Goodbye, Heartbeat, ResultEntry
 from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.serving.hostile import Hostile, assert_memory_kept, client, some_client, watched
 from tests.pipeline.serving.raw_messages import (
@@ -19,8 +20,6 @@ from tests.pipeline.serving.raw_messages import (
     message,
     packed,
 )
-
-from shapestream.wire.messages import AcknowledgeAudit, Goodbye, Heartbeat, ResultEntry
 
 pytestmark = pytest.mark.usefixtures("resident_at_first")
 

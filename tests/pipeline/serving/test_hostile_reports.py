@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.entries import Execute, Failure, Goodbye, ResultEntry, Role, Unknown
 from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.serving.hostile import Hostile, assert_memory_kept, watched
 from tests.pipeline.serving.raw_messages import Frames, entry, message, packed
@@ -23,8 +24,6 @@ from tests.pipeline.serving.remote_workers import (
     remote_worker,
     worker_name,
 )
-
-from shapestream.wire.messages import Execute, Failure, Goodbye, ResultEntry, Role, Unknown
 
 pytestmark = pytest.mark.usefixtures("resident_at_first")
 

@@ -7,6 +7,7 @@ after each case.
 from __future__ import annotations
 
 import pytest
+from tests.entries import Failure, ResultEntry
 from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.serving.hostile import INVERTED, Hostile, assert_memory_kept, client, flags, watched
 from tests.pipeline.serving.raw_messages import (
@@ -23,8 +24,6 @@ from tests.pipeline.serving.raw_messages import (
     packed,
 )
 from tests.pipeline.serving.raw_peer import verdict
-
-from shapestream.wire.messages import Failure, ResultEntry
 
 pytestmark = pytest.mark.usefixtures("resident_at_first")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.entries import WORKER_PROTOCOL, Goodbye, Role
 from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.serving.hostile import Hostile, assert_memory_kept, watched
 from tests.pipeline.serving.raw_messages import INLINE, LAYOUT, Frames, message, packed
@@ -17,7 +18,6 @@ from tests.pipeline.serving.remote_workers import (
     worker_name,
 )
 
-from shapestream.wire.messages import WORKER_PROTOCOL, Goodbye, Role
 from shapestream_engine.probing.tolerances import TOLERANCES, OutputTolerance
 
 pytestmark = pytest.mark.usefixtures("resident_at_first")

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 import pytest
 import trio
+from tests.entries import (
+    AcknowledgeAudit,
+    Cancel,
+    Execute,
+    Failure,
+    Goodbye,
+    ResultEntry,
+    Role,
+)
 from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.serving.echo_model import echo_tensors, request
 from tests.pipeline.serving.harness import Owner
@@ -15,15 +24,6 @@ from shapestream.errors import ConfigurationError
 from shapestream.serving.auditor import Auditor
 from shapestream.serving.server import serve
 from shapestream.settings import ServerSettings
-from shapestream.wire.messages import (
-    AcknowledgeAudit,
-    Cancel,
-    Execute,
-    Failure,
-    Goodbye,
-    ResultEntry,
-    Role,
-)
 
 ID = b"alice's own id.."
 

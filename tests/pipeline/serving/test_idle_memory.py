@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import trio
+from tests.entries import ResultEntry
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import request
 from tests.pipeline.serving.harness import scripted_client
-
-from shapestream.wire.messages import ResultEntry
 
 
 @virtual_time

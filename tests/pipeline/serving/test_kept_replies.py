@@ -5,6 +5,8 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.entries import ResultEntry, failure_of, result_of
+from tests.held import held
 
 from shapestream.serving.sessions import (
     MAX_ABSENT,
@@ -13,10 +15,8 @@ from shapestream.serving.sessions import (
     ClientReplies,
     KeptReplies,
 )
-from shapestream.wire.messages import Failure, ResultEntry, Timings
 from shapestream_engine.layout import Tensors
 
-TIMINGS = Timings(queue_us=1, run_us=2, total_us=3, batch_requests=1, batch_rows=1, worker="w/0")
 A: ClientId = (b"a" * 16, None)
 B: ClientId = (b"b" * 16, None)
 C: ClientId = (b"a" * 16, "key")
@@ -30,12 +30,12 @@ def tensors(*buffers: bytes) -> Tensors:
 
 QUESTION = tensors(b"abc")
 EMPTY = tensors()
-GONE = Failure(sequence=0, code="model_error", message="no", retryable=False, retry_after_ms=None)
+GONE = failure_of(0, "model_error")
 
 
 def result(sequence: int, nbytes: int = 0) -> ResultEntry:
     """A reply with so many bytes of tensors."""
-    return ResultEntry(sequence=sequence, timings=TIMINGS, tensors=tensors(bytes(nbytes)))
+    return result_of(sequence, tensors(bytes(nbytes)))
 
 
 def kept_replies(*, max_bytes: int = 1 << 20, max_age_s: float = 60.0, max_replies: int = 8) -> KeptReplies:
@@ -59,7 +59,7 @@ def test_a_reply_is_found_for_the_same_model_and_layout_only() -> None:
     assert answered.reply_to(5, (1, QUESTION.layout)) is None
     assert answered.reply_to(5, (0, tensors(b"ab").layout)) is None
     assert answered.reply_to(5, (0, ((0, "i8", (3,)),))) is None
-    failure = Failure(sequence=6, code="model_error", message="no", retryable=False, retry_after_ms=None)
+    failure = failure_of(6, "model_error")
     kept.keep(answered, 6, (0, QUESTION.layout), failure)
     assert failure == answered.reply_to(6, (0, QUESTION.layout))
     assert 2 * OVERHEAD_NBYTES == kept.nbytes
@@ -144,6 +144,11 @@ def test_to_drop_a_reply_takes_as_long_however_many_were_dropped_before() -> Non
     assert (0, most) == (len(kept), answered.below)
 
 
+def remembered(kept: KeptReplies) -> list[ClientId]:
+    """The clients of which anything is known."""
+    return [thing.client for thing in held(kept) if isinstance(thing, ClientReplies)]
+
+
 def test_clients_that_left_are_remembered_up_to_a_number_and_those_without_answers_not_at_all() -> None:
     """A flood of greetings leaves nothing behind."""
     kept = kept_replies(max_bytes=1 << 24)
@@ -151,9 +156,9 @@ def test_clients_that_left_are_remembered_up_to_a_number_and_those_without_answe
     for name in names:
         kept.of(name)
         kept.left(name)
-    assert MAX_ABSENT == len(kept._by_client)
+    assert MAX_ABSENT == len(remembered(kept))
     kept.expire(1.0)
-    assert {} == kept._by_client
+    assert [] == remembered(kept)
     for name in names[: MAX_ABSENT + 1]:
         kept.keep(kept.of(name), 1, (0, QUESTION.layout), result(1))
         kept.left(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.entries import Failure, Goodbye, Heartbeat, Hello, ResultEntry, Unknown
 from tests.pipeline.serving.batches import record_of
 from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.serving.echo_model import SIGNATURE, echo_tensors, model_settings, request
@@ -15,7 +16,6 @@ from shapestream.serving.served_models import ServedModel
 from shapestream.serving.sessions import ClientSession, KeptReplies, RequestRecord, Sessions
 from shapestream.settings import ServerSettings
 from shapestream.transport.curve_keys import KeyPair
-from shapestream.wire.messages import Failure, Goodbye, Heartbeat, Hello, ResultEntry, Unknown
 from shapestream_engine.cost_table import CostPoint, CostTable
 
 ECHO = ServedModel(0, SIGNATURE.name, SIGNATURE, model_settings())

@@ -24,7 +24,8 @@ import numpy as np
 import pytest
 import structlog
 import trio
-from tests.pipeline.serving.chain_server import chain_served, tensors_of
+from tests.entries import Execute, Failure, ResultEntry, SlotHello, WorkerHello, WorkerWelcome
+from tests.pipeline.serving.chain_server import CHAIN, chain_served, outputs_of, played, tensors_of
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import SIGNATURE, done, model_settings, request
 from tests.pipeline.serving.harness import Running, memory_serving
@@ -36,7 +37,6 @@ from shapestream.slices import Slices, at_once
 from shapestream.telemetry.metrics import read_metrics
 from shapestream.wire.codec import encode
 from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS
-from shapestream.wire.messages import Execute, Failure, SlotHello, WorkerHello, WorkerWelcome
 from shapestream_engine.layout import Buffer
 from shapestream_engine.signature import ModelSignature
 
@@ -280,7 +280,7 @@ async def test_no_answer_about_many_busy_models_makes_a_turn_long() -> None:
         )
         peer = await running.greeted(model=None)
         for number, name in enumerate(names):
-            counters = running.server._counters.models[name]
+            counters = running.server.readings.counters.models[name]
             for histogram in vars(counters).values():
                 for exponent in range(2 * number % 40, 40) if hasattr(histogram, "record") else ():
                     histogram.record(3 << exponent)
@@ -442,3 +442,21 @@ async def test_no_list_makes_a_turn_long() -> None:
         async with watched(OF_LISTS):
             slots.finish(batch, [arrays])
         assert "too_large" == (await client.peer.hear(Failure)).code
+
+
+OF_STAGES = 290_000
+"""Today 217,000: a stage that begins with 2,048 requests, of which it submits 64 in a turn."""
+
+
+@virtual_time
+async def test_no_stage_makes_a_turn_long() -> None:
+    """Its requests are made in slices, and all of them run."""
+    stages = [CHAIN.stages[0], replace(CHAIN.stages[1], at_most=2048)]
+    async with chain_served(replace(CHAIN, stages=stages), max_queued_requests=10_000) as (_, client, slots):
+        client.ask(1, 3)
+        batch = await slots.next_batch()
+        rows = tensors_of(np.arange(2048, dtype=np.float32), np.ones((2048, 1), np.int64))
+        async with watched(OF_STAGES):
+            slots.finish(batch, [rows])
+        async with played(slots):
+            assert [[*map(float, range(2048))]] == outputs_of(await client.peer.hear(ResultEntry))

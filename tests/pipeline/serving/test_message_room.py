@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import structlog
+from tests.entries import BatchDone, Entry, Execute, Role
 from tests.pipeline.serving.echo_model import model_settings
 
 from shapestream.serving.served_models import DEFAULT_BATCH_BYTES, ServedModel, most_rows
 from shapestream.wire.codec import decode, pack_messages
 from shapestream.wire.limits import MAX_INLINE_BYTES, MAX_INTEGER, MAX_RANK, WORKER_LIMITS, Limits
-from shapestream.wire.messages import BatchDone, Entry, Execute, Role
 from shapestream_engine.batch import BatchReport
 from shapestream_engine.layout import Tensors
 from shapestream_engine.output_rules import Rows

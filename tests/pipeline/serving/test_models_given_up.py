@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.echo_model import model_settings, request
-from tests.pipeline.serving.harness import memory_serving
-from tests.pipeline.serving.raw_peer import verdict
-from trio.testing import wait_all_tasks_blocked
-
-from shapestream.wire.messages import (
+from tests.entries import (
     Execute,
     Failure,
     Goodbye,
@@ -17,6 +11,11 @@ from shapestream.wire.messages import (
     OpenModel,
     ResultEntry,
 )
+from tests.pipeline.serving.clocks import virtual_time
+from tests.pipeline.serving.echo_model import model_settings, request
+from tests.pipeline.serving.harness import memory_serving
+from tests.pipeline.serving.raw_peer import verdict
+from trio.testing import wait_all_tasks_blocked
 
 TWO_MODELS = {"echo": model_settings(), "later": model_settings()}
 

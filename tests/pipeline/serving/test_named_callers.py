@@ -8,6 +8,7 @@ from itertools import count
 import numpy as np
 import pytest
 import trio
+from tests.entries import Explain, Explanation, Failure
 from tests.pipeline.serving.clocks import real_time, virtual_time
 from tests.pipeline.serving.echo_model import SIGNATURE, echo_tensors, model_settings, request
 from tests.pipeline.serving.harness import memory_serving
@@ -16,7 +17,6 @@ from tests.pipeline.serving.raw_peer import RawPeer, verdict
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.serving.sessions import Callers
-from shapestream.wire.messages import Explain, Explanation, Failure
 
 ONE_BY_ONE = {SIGNATURE.name: model_settings(max_batch=1)}
 

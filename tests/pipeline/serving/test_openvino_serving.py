@@ -6,11 +6,11 @@ import numpy as np
 import openvino as ov
 import openvino.opset13 as ops
 import trio
+from tests.entries import Failure, RequestEntry, ResultEntry, request_of
 from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.serving.real_sockets import dialled, socket_serving
 
 from shapestream.serving.slot_threads import SlotThreads
-from shapestream.wire.messages import Failure, RequestEntry, ResultEntry
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import InputSpec, ModelSpec, compile_model
 
@@ -69,4 +69,4 @@ async def stream(address: str, client: bytes, arrays: list[Array]) -> None:
 def _request(sequence: int, array: Array) -> RequestEntry:
     shape = tuple(int(size) for size in array.shape)
     tensors = Tensors(layout=((0, "f32", shape),), buffers=(array.tobytes(),))
-    return RequestEntry(sequence=sequence, model=0, remaining_ms=None, priority=0, tensors=tensors)
+    return request_of(sequence, tensors)

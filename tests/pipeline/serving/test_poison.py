@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 from structlog.testing import capture_logs
+from tests.entries import Execute, Failure, ResultEntry
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import echo_tensors, request
 from tests.pipeline.serving.harness import memory_serving, scripted_client
@@ -12,7 +13,6 @@ from tests.pipeline.serving.raw_peer import verdict
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.serving.workers import LocalWorker
-from shapestream.wire.messages import Execute, Failure, ResultEntry
 from shapestream_engine.layout import Tensors
 
 LONG_S = 86400.0

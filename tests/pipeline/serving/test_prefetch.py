@@ -4,6 +4,16 @@ from __future__ import annotations
 
 import pytest
 import trio
+from tests.entries import (
+    Cancel,
+    CancelBatchEntry,
+    Execute,
+    Failure,
+    RecallBatchEntry,
+    ResultEntry,
+    WorkerDraining,
+    batch_failed,
+)
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.eager import EagerScheduler
 from tests.pipeline.serving.echo_model import done, request
@@ -14,16 +24,6 @@ from trio.testing import wait_all_tasks_blocked
 
 from shapestream.scheduling import events
 from shapestream.serving.workers import LOCAL_PREFETCH_S, REMOTE_PREFETCH_S
-from shapestream.wire.messages import (
-    BatchFailedEntry,
-    Cancel,
-    CancelBatchEntry,
-    Execute,
-    Failure,
-    RecallBatchEntry,
-    ResultEntry,
-    WorkerDraining,
-)
 from shapestream_engine.batch import BatchInputs
 
 
@@ -51,9 +51,7 @@ async def test_a_worker_gets_one_batch_more_than_it_runs(sends_ahead: EagerSched
         with sends_ahead.recalling():
             client.say(request(4))
             assert fourth.batch == (await worker.hear(RecallBatchEntry)).batch
-        worker.say(
-            BatchFailedEntry(batch=fourth.batch, session=fourth.session, code="recalled", message="as asked")
-        )
+        worker.say(batch_failed(fourth, "recalled", "as asked"))
         again = await worker.hear(Execute)
         assert again.batch not in (first.batch, second.batch, third.batch, fourth.batch)
         worker.say(done(third), done(again))
@@ -72,11 +70,7 @@ async def test_a_worker_that_gives_back_what_nobody_asked_for_is_no_excuse(
         client, worker = await running.client_and_worker()
         client.say(request(1))
         execute = await worker.hear(Execute)
-        worker.say(
-            BatchFailedEntry(
-                batch=execute.batch, session=execute.session, code="recalled", message="I would rather not"
-            )
-        )
+        worker.say(batch_failed(execute, "recalled", "I would rather not"))
         await worker.hear(Execute)
         assert ["internal"] == sends_ahead.codes()
 
@@ -138,11 +132,7 @@ async def test_a_cancellation_reaches_the_worker_while_the_batch_waits() -> None
         first, second = await worker.hear_each(Execute, 2)
         client.say(Cancel(sequence=2))
         assert second.batch == (await worker.hear(CancelBatchEntry)).batch
-        worker.say(
-            BatchFailedEntry(
-                batch=second.batch, session=second.session, code="cancelled", message="taken back"
-            )
-        )
+        worker.say(batch_failed(second, "cancelled", "taken back"))
         third = await worker.hear(Execute)
         worker.say(done(first), done(third))
         assert {1, 3} == set(await client.sequences(2))

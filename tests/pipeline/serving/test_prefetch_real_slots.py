@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from tests.entries import RequestEntry, ResultEntry
 from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.serving.eager import EagerScheduler
 from tests.pipeline.serving.echo_model import request
@@ -23,7 +24,6 @@ from shapestream.serving.slot_threads import SlotThreads
 from shapestream.transport.memory import memory_server
 from shapestream.transport.router import RouterSocket
 from shapestream.transport.zeromq import BlockingDealer, DealerSocket
-from shapestream.wire.messages import RequestEntry, ResultEntry
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model

@@ -6,10 +6,14 @@ import pytest
 import zmq
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.held import held
 from tests.pipeline.serving.echo_model import echo_tensors
 
 from shapestream.serving.quarantine import FIRST_BYTES, Quarantine
 from shapestream_engine.layout import Tensors
+
+NOTHING = len(held(Quarantine(max_requests=1024, keep_s=600.0)))
+"""Objects that a quarantine holds which has no requests."""
 
 
 def _blob(data: bytes) -> Tensors:
@@ -52,7 +56,7 @@ def test_time_ends_it() -> None:
     quarantine.keep("m", _blob(b"0"), 5.0)
     assert [True, False, True] == [quarantine.holds("m", _blob(b"%d" % number), 11.0) for number in range(3)]
     assert not quarantine.holds("m", _blob(b"0"), 15.0)
-    assert (0, {}) == (len(quarantine), quarantine._fingerprints)
+    assert (0, NOTHING) == (len(quarantine), len(held(quarantine)))
 
 
 @pytest.mark.parametrize(("max_requests", "keep_s"), [(0, 600.0), (1024, 0.0)])
@@ -82,7 +86,8 @@ def test_it_agrees_with_a_plain_list(steps: list[tuple[bool, int, float]], room:
             kept = [pair for pair in kept if pair[1] + 5.0 > now]
             assert quarantine.holds("m", blob, now) == (number in [pair[0] for pair in kept])
         assert len(quarantine) <= room
-        assert sum(quarantine._fingerprints.values()) == len(quarantine)
+    assert not quarantine.holds("m", _blob(b""), now + 5.0)
+    assert len(held(quarantine)) == NOTHING, "something of a request that expired is kept"
 
 
 def test_a_received_frame_is_its_bytes() -> None:

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import structlog.testing
 import trio
-from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.echo_model import SIGNATURE, echo_tensors, echoed, model_settings, request
-from tests.pipeline.serving.harness import memory_serving, scripted_client
-from tests.pipeline.serving.raw_peer import RawPeer, ending, verdict
-from tests.pipeline.serving.scripted_slots import ScriptedSlots
-
-from shapestream.serving.port_traffic import Outgoing, PeerLink
-from shapestream.telemetry.counters import ServerStatistics
-from shapestream.transport.memory import memory_server
-from shapestream.wire.codec import codec_of, decode
-from shapestream.wire.messages import (
+from tests.entries import (
     Cancel,
     Failure,
     Heartbeat,
@@ -25,8 +15,18 @@ from shapestream.wire.messages import (
     Role,
     StatisticsEntry,
     StatisticsRequest,
-    Timings,
+    result_of,
 )
+from tests.pipeline.serving.clocks import virtual_time
+from tests.pipeline.serving.echo_model import SIGNATURE, echo_tensors, echoed, model_settings, request
+from tests.pipeline.serving.harness import memory_serving, scripted_client
+from tests.pipeline.serving.raw_peer import RawPeer, ending, verdict
+from tests.pipeline.serving.scripted_slots import ScriptedSlots
+
+from shapestream.serving.port_traffic import Outgoing, PeerLink
+from shapestream.telemetry.counters import ServerStatistics
+from shapestream.transport.memory import memory_server
+from shapestream.wire.codec import codec_of, decode
 from shapestream_engine.layout import Tensors
 from shapestream_engine.signature import ModelSignature
 
@@ -236,10 +236,9 @@ async def test_results_that_cannot_be_sent_do_not_fill_the_log() -> None:
     ((address, _),) = endpoint.receive_nowait()
     link = PeerLink(address, 0.0)
     monster = Tensors(layout=((0, "f32", (1,) * 33),), buffers=(bytes(4),))
-    timings = Timings(queue_us=0, run_us=0, total_us=0, batch_requests=1, batch_rows=1, worker="w/0")
     with structlog.testing.capture_logs() as lines:
         for number in range(5):
-            outgoing.say(link, ResultEntry(sequence=number, timings=timings, tensors=monster))
+            outgoing.say(link, result_of(number, monster))
             assert [] == outgoing.flush()
             assert (number, "model_error") == ending(await peer.hear(Failure))
     assert ["an entry cannot be sent"] == [line["event"] for line in lines if line["log_level"] == "error"]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import trio
 from structlog.testing import capture_logs
+from tests.entries import Failure, Heartbeat, RequestEntry, ResultEntry, Unknown
 from tests.pipeline.serving.clocks import real_time, virtual_time
 from tests.pipeline.serving.echo_model import echo_tensors, request
 from tests.pipeline.serving.harness import Running, memory_serving, serve_with
@@ -30,7 +31,6 @@ from shapestream.telemetry.metrics import read_metrics
 from shapestream.transport.memory import memory_server
 from shapestream.transport.router import RouterSocket
 from shapestream.transport.zeromq import BlockingDealer, DealerSocket
-from shapestream.wire.messages import Failure, Heartbeat, RequestEntry, ResultEntry, Unknown
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model

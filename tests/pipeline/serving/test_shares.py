@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from tests.entries import Failure
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import echo_tensors, request
 from tests.pipeline.serving.harness import memory_serving
 from tests.pipeline.serving.raw_peer import ending
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
-
-from shapestream.wire.messages import Failure
 
 BAD = echo_tensors(value=13.0)
 

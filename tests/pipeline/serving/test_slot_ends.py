@@ -6,6 +6,17 @@ from functools import partial
 
 import pytest
 import trio
+from tests.entries import (
+    Execute,
+    Failure,
+    Goodbye,
+    Heartbeat,
+    ResultEntry,
+    SlotEnded,
+    SlotHello,
+    WorkerDraining,
+    WorkerWelcome,
+)
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import done, request
 from tests.pipeline.serving.harness import Running, memory_serving, serve_with
@@ -17,17 +28,6 @@ from shapestream.serving.slot_threads import SessionBroken, ThreadEnded
 from shapestream.transport.memory import memory_server
 from shapestream.wire.codec import encode
 from shapestream.wire.limits import WORKER_LIMITS
-from shapestream.wire.messages import (
-    Execute,
-    Failure,
-    Goodbye,
-    Heartbeat,
-    ResultEntry,
-    SlotEnded,
-    SlotHello,
-    WorkerDraining,
-    WorkerWelcome,
-)
 
 
 async def joined(running: Running, name: str, slots: int) -> tuple[RawPeer, WorkerWelcome]:

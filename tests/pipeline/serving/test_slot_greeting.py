@@ -3,17 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.pipeline.serving.clocks import real_time, virtual_time
-from tests.pipeline.serving.eager import EagerScheduler
-from tests.pipeline.serving.echo_model import done, request
-from tests.pipeline.serving.harness import Running, memory_serving
-from tests.pipeline.serving.protected_server import BOX, OTHER_BOX, serving
-from tests.pipeline.serving.raw_peer import RawPeer, hello_of
-from trio.testing import wait_all_tasks_blocked
-
-from shapestream.wire.codec import encode
-from shapestream.wire.limits import WORKER_LIMITS
-from shapestream.wire.messages import (
+from tests.entries import (
     BatchDone,
     BatchFailedEntry,
     Entry,
@@ -27,7 +17,18 @@ from shapestream.wire.messages import (
     Unknown,
     WorkerRefused,
     WorkerWelcome,
+    batch_failed,
 )
+from tests.pipeline.serving.clocks import real_time, virtual_time
+from tests.pipeline.serving.eager import EagerScheduler
+from tests.pipeline.serving.echo_model import done, request
+from tests.pipeline.serving.harness import Running, memory_serving
+from tests.pipeline.serving.protected_server import BOX, OTHER_BOX, serving
+from tests.pipeline.serving.raw_peer import RawPeer, hello_of
+from trio.testing import wait_all_tasks_blocked
+
+from shapestream.wire.codec import encode
+from shapestream.wire.limits import WORKER_LIMITS
 
 HELLO = hello_of(slots=2)
 
@@ -110,9 +111,7 @@ async def test_a_slot_that_reports_anothers_batch_ends_its_worker(kind: str) -> 
         execute = await worker.hear(Execute)
         lie: BatchDone | BatchFailedEntry = done(execute)
         if kind == "failed":
-            lie = BatchFailedEntry(
-                batch=execute.batch, session=execute.session, code="internal", message="no"
-            )
+            lie = batch_failed(execute, "internal")
         worker.slots[1 - execute.slot].send_nowait(encode([lie], limits=WORKER_LIMITS))
         await worker.hear(Goodbye)
         await running.assert_redone(client)

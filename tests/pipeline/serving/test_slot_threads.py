@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -17,9 +17,20 @@ import pytest
 import trio
 import trio.lowlevel
 import trio.testing
+from tests.entries import (
+    BatchDone,
+    BatchFailedEntry,
+    Entry,
+    Execute,
+    Goodbye,
+    Heartbeat,
+    Role,
+    SlotHello,
+    execute_of,
+)
 from tests.pipeline.serving.clocks import REAL_PATIENCE_S, real_time
 
-from shapestream.errors import ProtocolError
+from shapestream.errors import ProtocolError, TransportError
 from shapestream.serving.slot_threads import (
     HANDOVER,
     BatchWithdrawn,
@@ -32,20 +43,11 @@ from shapestream.serving.slot_threads import (
     entry_of_report,
     frames_of,
 )
+from shapestream.transport.interface import BlockingConnection, Wake
 from shapestream.transport.router import RouterSocket
 from shapestream.transport.zeromq import BlockingDealer, SocketOptions
 from shapestream.wire.codec import codec_of, decode, encode
 from shapestream.wire.limits import MAX_TENSORS, WORKER_LIMITS
-from shapestream.wire.messages import (
-    BatchDone,
-    BatchFailedEntry,
-    Entry,
-    Execute,
-    Goodbye,
-    Heartbeat,
-    Role,
-    SlotHello,
-)
 from shapestream_engine.batch import BatchInputs, BatchReport, ErrorCode
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.layout import Tensors
@@ -77,6 +79,26 @@ def times(factor: int, before: Callable[[], object] = lambda: None) -> CompiledM
     )
 
 
+class Fatal(BlockingDealer):
+    """A connection that takes a greeting and no report: the thread that sends one dies of it."""
+
+    greeted = False
+    error: type[BaseException] = ArithmeticError
+
+    def send(self, frames: Sequence[Any], timeout_s: float | None = None) -> bool:
+        """Send the greeting, and nothing else."""
+        if self.greeted:
+            raise self.error
+        self.greeted = True
+        return super().send(frames, timeout_s)
+
+
+class Exiting(Fatal):
+    """The same, with the error that a thread may raise to end itself."""
+
+    error = SystemExit
+
+
 class Bench:
     """Slots, the port that they dial, what they report there, and their news."""
 
@@ -84,7 +106,9 @@ class Bench:
         address = f"inproc://bench-{os.urandom(8).hex()}"
         self.socket = RouterSocket(options=SocketOptions())
         self.socket.bind(address)
-        self.slots = SlotThreads(models=models, slots=slots, dial=lambda wake: BlockingDealer(address, wake))
+        self.address = address
+        self.dial: Callable[[Wake], BlockingConnection] = partial(BlockingDealer, address)
+        self.slots = SlotThreads(models=models, slots=slots, dial=lambda wake: self.dial(wake))
         self.reports: dict[int, BatchDone | BatchFailedEntry] = {}
         self.news: list[News] = []
         self._peers: dict[int, bytes] = {}
@@ -152,14 +176,14 @@ class Bench:
             Tensors(layout=((0, "i64", (1,)),), buffers=(np.int64(value).tobytes(),)) for value in values
         )
         sizes = (len(values),)
-        return Execute(
-            batch=number,
+        return execute_of(
+            number,
+            members,
             session=session,
             slot=slot,
             sent_us=round(now * 1e6),
             model=model,
             sizes=sizes,
-            members=members,
             start_before=None if within_s is None else (now + within_s, *[None] * (len(values) - 1)),
         )
 
@@ -255,12 +279,8 @@ async def test_what_a_slot_cannot_run_is_reported_and_nothing_else_harmed() -> N
     async with bench(slots=2) as slots:
         slots.start(1, 1, model="other")
         wrong = Tensors(layout=((0, "f32", (1, 3)),), buffers=[bytes(12)])
-        slots.say(
-            Execute(batch=2, session=1, slot=0, sent_us=0, model="times 2", sizes=(1,), members=(wrong,))
-        )
-        slots.say(
-            Execute(batch=3, session=1, slot=1, sent_us=0, model="times 2", sizes=(1,), members=(wrong,))
-        )
+        slots.say(execute_of(2, (wrong,), model="times 2"))
+        slots.say(execute_of(3, (wrong,), slot=1, model="times 2"))
         slots.start(4, 4)
         await slots.wait_for(1, 2, 3, 4)
     assert ["internal"] * 3 == [slots.code(batch) for batch in (1, 2, 3)]
@@ -439,8 +459,7 @@ async def test_a_session_that_begins_while_the_last_one_ends_is_served(tmp_path:
         slot.start(1, 1)
         assert await trio.to_thread.run_sync(entered.wait, REAL_PATIENCE_S)
         options = SocketOptions(immediate=True)
-        slot.slots._dial = lambda wake: BlockingDealer(address, wake, options=options)
-        slot.slots._threads[0]._dial = slot.slots._dial
+        slot.dial = partial(BlockingDealer, address, options=options)
         async with RouterSocket() as port:
             port.bind(address)
             slot.slots.end()
@@ -472,10 +491,11 @@ async def test_a_slot_that_waits_holds_nothing_of_its_last_batch() -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @real_time
-async def test_a_thread_that_has_ended_gives_no_batch_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_thread_that_has_ended_gives_no_batch_back() -> None:
     """The server has taken what it had: an answer for one of them would be its second."""
-    async with bench() as slot:
-        monkeypatch.setattr(slot.slots._threads[0], "_send", lambda *_: 1 / 0)
+    async with bench(greeted=False) as slot:
+        slot.dial = partial(Fatal, slot.address)
+        await slot.serve()
         slot.start(1, 1)
         await slot.until(lambda: len(slot.news) > 0)
         slot.slots.withdraw(0, 2, ErrorCode.RECALLED)
@@ -486,19 +506,13 @@ async def test_a_thread_that_has_ended_gives_no_batch_back(monkeypatch: pytest.M
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @real_time
-async def test_a_thread_that_ends_says_which_batch_it_had_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_thread_that_ends_says_which_batch_it_had_begun() -> None:
     """The other slot serves on."""
-    release, entered = threading.Event(), threading.Event()
-    async with bench(slots=2, before=entered.set, release=release) as slots:
-        threads = slots.slots._threads
-
-        def fail(*_: Any) -> None:
-            raise SystemExit
-
+    async with bench(slots=2, greeted=False) as slots:
+        kinds = {"slot 0": Exiting, "slot 1": BlockingDealer}
+        slots.dial = lambda wake: kinds[threading.current_thread().name](slots.address, wake)
+        await slots.serve()
         slots.start(1, 1)
-        assert await trio.to_thread.run_sync(entered.wait, REAL_PATIENCE_S)
-        monkeypatch.setattr(threads[0], "_send", fail)
-        release.set()
         await slots.until(lambda: slots.news == [ThreadEnded(session=1, slot=0, batch=1)])
         slots.start(2, 2, slot=1)
         await slots.wait_for(2)
@@ -561,9 +575,7 @@ async def test_a_large_tensor_is_not_copied_on_its_way_to_a_slot_of_this_process
     array = np.zeros(1 << 20, np.uint8)
     tensors = Tensors(layout=((0, "i64", (1 << 17,)),), buffers=(array.data,))
     async with bench() as slot:
-        slot.say(
-            Execute(batch=1, session=1, slot=0, sent_us=0, model="times 2", sizes=(), members=(tensors,))
-        )
+        slot.say(execute_of(1, (tensors,), model="times 2", sizes=()))
         while not addresses:
             await trio.lowlevel.checkpoint()
     assert [array.ctypes.data] == addresses
@@ -571,17 +583,19 @@ async def test_a_large_tensor_is_not_copied_on_its_way_to_a_slot_of_this_process
 
 def test_news_after_the_event_loop_has_ended_are_dropped() -> None:
     """A slot's thread may outlive the loop; it must not die of that."""
-    slots = SlotThreads(models={"times 2": times(2)}, dial=lambda wake: 1 / 0)  # type: ignore[arg-type, return-value]
+
+    def refuse(wake: Wake) -> BlockingConnection:
+        raise TransportError("nobody is there")
+
+    slots = SlotThreads(models={"times 2": times(2)}, dial=refuse)
 
     async def main() -> None:
         slots.start(lambda news: None)
 
     trio.run(main)
-    (thread,) = slots._threads
-    thread._tell(SlotIdle(slot=0))
-    thread.close()
-    thread.join(REAL_PATIENCE_S)
-    assert not thread.is_alive()
+    slots.begin(SlotSession(number=1, token=TOKEN, silence_s=None))  # the slot's thread tells of its end
+    slots.withdraw(0, 1, ErrorCode.RECALLED)  # and this one of a batch
+    trio.run(slots.aclose)
 
 
 def test_entries_are_handed_over_once_and_nothing_else_is_read() -> None:

@@ -6,13 +6,12 @@ import dataclasses
 from typing import Any
 
 import trio
+from tests.entries import Failure, ResultEntry, StatisticsRequest
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import SIGNATURE, request
 from tests.pipeline.serving.harness import memory_serving
 from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
-
-from shapestream.wire.messages import Failure, ResultEntry, StatisticsRequest
 
 
 async def answer(client: RawPeer, slots: ScriptedSlots, *sequences: int) -> None:

@@ -6,7 +6,8 @@ import dataclasses
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.entries import Explain, Explanation, Failure, ResultEntry, Role
 from tests.pipeline.serving.batches import record_of
 from tests.pipeline.serving.clocks import real_time, virtual_time
 from tests.pipeline.serving.echo_model import SIGNATURE, echo_tensors, model_settings, request
@@ -51,7 +53,6 @@ from shapestream.telemetry.counters import ServerStatistics
 from shapestream.telemetry.runs import ClientId
 from shapestream.transport.memory import memory_server
 from shapestream.wire.codec import codec_of
-from shapestream.wire.messages import Explain, Explanation, Failure, ResultEntry, Role
 from shapestream_engine.batch import BatchReport
 
 CLIENT, OTHER = (b"c" * 16, None), (b"d" * 16, None)
@@ -193,21 +194,6 @@ def test_the_slowest_are_those_of_the_last_minutes_and_one_of_a_batch(ends: list
     assert len(kept) <= SLOWEST * (MINUTES + 1)
 
 
-def test_what_is_remembered_is_bounded_by_requests_not_by_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest batches go; a failed request is remembered beside them."""
-    monkeypatch.setattr(stories, "MOST_ANSWERED", 8)
-    bench = Bench()
-    bench.fail(bench.record(1, 0.0), "cancelled", 0.5)
-    for number in range(2, 200, 2):
-        bench.answer(bench.record(number, 1.0), bench.record(number + 1, 1.0), at=2.0 + number)
-    bench.stories._slow.clear()
-    assert [[], []] == [bench.of(2), bench.of(191)]
-    assert [1, 1] == [len(bench.of(number)) for number in (192, 199)]
-    assert 6.0 == bench.stories.reach_s(198.0 + 2.0)
-    (failed,) = bench.of(1)
-    assert ("cancelled", 500.0) == (failed["code"], failed["total_ms"])
-
-
 def test_a_flood_of_one_error_hides_no_other() -> None:
     """Some of each code are kept for the page; the newest come first, whatever their code."""
     bench = Bench()
@@ -246,18 +232,6 @@ def test_the_page_is_told_each_batch_that_ran_once() -> None:
     assert (0.5, 1.0, "w/0", "m", 1, 1, 4, 4, 0, (1, 4)) == (
         began, ended, slot, model, requests, rows, useful, computed, new_shapes, sizes
     )  # fmt: skip
-
-
-def test_a_story_counts_the_batches_that_ran_while_its_request_was_queued() -> None:
-    """Neither those before its arrival, nor itself; of the first one it counts what was left."""
-    bench = Bench()
-    for number in range(1, 6):
-        bench.answer(bench.record(number, 0.0), at=float(number), began=number - 1.0)
-    bench.answer(bench.record(6, 2.5), at=5.0)
-    (told,) = bench.of(6)
-    assert 2500.0 == told["total_ms"]
-    assert (3, 2500.0) == (told["waited_behind"]["batches"], told["waited_behind"]["own_ms"])
-    assert told["waited_behind"]["complete"]
 
 
 def test_batches_of_a_slot_are_not_counted_twice_where_their_times_overlap() -> None:
@@ -305,19 +279,6 @@ def test_what_the_slowest_waited_behind_is_kept_once_it_was_looked_at(
     ]
 
 
-def test_failed_batches_that_are_forgotten_are_missed_too() -> None:
-    """The ring of failed batches is full, and its oldest one ended during the wait."""
-    bench = Bench()
-    told = []
-    for number in range(1, MOST_FAILED_RUNS + 2):
-        record = bench.record(number, 0.0)
-        bench.lose(bench.run(record, at=number - 1.0), "model_error", "no", float(number))
-        if number in (2, MOST_FAILED_RUNS + 1):
-            bench.fail(record, "model_error", float(number))
-            told += [story["waited_behind"] for story in bench.of(number)]
-    assert [(1, True), (MOST_FAILED_RUNS - 1, False)] == [(one["batches"], one["complete"]) for one in told]
-
-
 def test_another_key_cannot_hide_a_story_behind_newer_ones_of_the_same_id() -> None:
     """Of those that the asker may see the newest are told."""
     bench = Bench()
@@ -326,30 +287,6 @@ def test_another_key_cannot_hide_a_story_behind_newer_ones_of_the_same_id() -> N
         client = keyed if number == 1 else other
         bench.answer(bench.record(number, float(number), client, tags=same), at=number + 0.5)
     assert [1] == [past.member.number for past in at_once(bench.stories.of("same", (), 101.0, keyed))]
-
-
-def test_of_one_id_the_newest_stories_are_told() -> None:
-    """Of a thousand requests that were given the same one."""
-    bench = Bench()
-    for number in range(1, 1001):
-        record = bench.record(number, float(number), tags={"request_id": "same"})
-        bench.answer(record, at=number + 0.5)
-    told = at_once(bench.stories.of("same", (), 1001.0))
-    assert list(range(1001 - MOST_STORIES, 1001)) == [past.member.number for past in told]
-
-
-def test_a_story_of_the_slowest_outlives_the_rings_with_some_of_its_company(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A large batch is cut down to the members that a story names."""
-    monkeypatch.setattr(stories, "MOST_ANSWERED", 4)
-    bench = Bench()
-    bench.answer(*[bench.record(number, number / 100) for number in range(1, 101)], at=9.0)
-    bench.answer(bench.record(101, 8.5), at=9.0)
-    (slowest, _) = bench.stories.slowest(9.0)
-    (told,) = bench.of(1)
-    assert told == story_of(slowest, 0.0, None)
-    assert (100, COMPANY) == (told["batch_requests"], len(told["with"]))
 
 
 def test_attempts_and_troubles_are_told_in_their_order() -> None:
@@ -683,6 +620,99 @@ async def test_a_server_tells_of_queued_running_answered_and_failed_requests() -
         slowest = (await told(client))["stories"]
         assert {id_of(1), id_of(2), id_of(4)} == {story["request_id"] for story in slowest}
         assert 1 == len((await told(client, slowest=1))["stories"])
+
+
+ONE_BY_ONE = {"echo": model_settings(max_batch=1)}
+
+
+async def play(slots: ScriptedSlots, times: int, end: Callable[[Any], None], took_s: float = 1.0) -> None:
+    """So many batches, one after the other, each of which takes so long and ends so."""
+    for _ in range(times):
+        batch = await slots.next_batch()
+        await trio.sleep(took_s)
+        end(batch)
+
+
+@virtual_time
+async def test_what_is_remembered_is_bounded_by_requests_not_by_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The oldest batches go; a failed request is remembered beside them."""
+    monkeypatch.setattr(stories, "MOST_ANSWERED", 8)
+    monkeypatch.setattr(stories, "SLOWEST", 2)  # they are among the last ones, as each takes longer
+    async with scripted_client() as (client, slots):
+        client.say(request(1, remaining_ms=0))
+        await client.hear(Failure)
+        for number in range(2, 200, 2):
+            client.say(request(number), request(number + 1))
+            await play(slots, 1, slots.finish, took_s=number / 100)
+            await client.hear_each(ResultEntry, 2)
+        kept = {number: await told(client, id_of(number)) for number in (1, 2, 191, 192, 199)}
+        (failed,) = kept[1]["stories"]
+        assert "deadline_exceeded" == failed["code"]
+        assert [0, 0, 1, 1] == [len(kept[number]["stories"]) for number in (2, 191, 192, 199)]
+        # The first of the four that are remembered ended before the last three, of 1.94, 1.96 and 1.98 s.
+        assert "at present 6 s" in kept[2]["unknown"]
+
+
+@virtual_time
+async def test_a_story_counts_the_batches_that_ran_while_its_request_was_queued() -> None:
+    """Neither those before its arrival, nor itself; of the first one it counts what was left."""
+    async with scripted_client(models=ONE_BY_ONE, prefetch=False) as (client, slots):
+        client.say(*map(request, range(1, 6)))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(play, slots, 5, partial(slots.finish, busy_s=1.0))
+            await trio.sleep(2.5)
+            client.say(request(6))
+        await play(slots, 1, partial(slots.finish, busy_s=0.0, run_s=0.0), took_s=0.0)
+        await client.hear_each(ResultEntry, 6)
+        (story,) = (await told(client, id_of(6)))["stories"]
+    assert 2500.0 == story["total_ms"]
+    assert (3, 2500.0) == (story["waited_behind"]["batches"], story["waited_behind"]["own_ms"])
+    assert story["waited_behind"]["complete"]
+
+
+@virtual_time
+async def test_failed_batches_that_are_forgotten_are_missed_too() -> None:
+    """The ring of failed batches is full, and its oldest one ended during the wait."""
+    async with scripted_client(models=ONE_BY_ONE, prefetch=False) as (client, slots):
+        client.say(*map(request, range(1, MOST_FAILED_RUNS + 2)))
+        behind = []
+        for number, times in ((2, 2), (MOST_FAILED_RUNS + 1, MOST_FAILED_RUNS - 1)):
+            await play(slots, times, slots.fail, took_s=0.01)
+            await client.hear_each(Failure, times)
+            (story,) = (await told(client, id_of(number)))["stories"]
+            behind.append((story["waited_behind"]["batches"], story["waited_behind"]["complete"]))
+    assert [(1, True), (MOST_FAILED_RUNS - 1, False)] == behind
+
+
+@virtual_time
+async def test_of_one_id_the_newest_stories_are_told() -> None:
+    """Of hundreds of requests that were given the same one."""
+    async with scripted_client(models=ONE_BY_ONE) as (client, slots):
+        client.say(*[request(number, tags={"request_id": "same"}) for number in range(1, 201)])
+        await play(slots, 200, slots.finish, took_s=0.01)
+        await client.hear_each(ResultEntry, 200)
+        answer = await told(client, "same")
+    assert list(range(201 - MOST_STORIES, 201)) == [story["batch"] for story in answer["stories"]]
+
+
+@virtual_time
+async def test_a_story_of_the_slowest_outlives_the_rings_with_some_of_its_company(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A large batch is cut down to the members that a story names."""
+    monkeypatch.setattr(stories, "MOST_ANSWERED", 4)
+    async with scripted_client() as (client, slots):
+        client.say(*map(request, range(1, 65)))
+        await play(slots, 1, slots.finish)
+        client.say(request(65))
+        await play(slots, 1, slots.finish, took_s=0.5)
+        await client.hear_each(ResultEntry, 65)
+        slowest, _ = (await told(client))["stories"]
+        (story,) = (await told(client, id_of(1)))["stories"]
+    assert story == slowest
+    assert (64, COMPANY) == (story["batch_requests"], len(story["with"]))
 
 
 @virtual_time

@@ -10,14 +10,7 @@ from typing import Any
 
 import pytest
 import trio
-from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.echo_model import SIGNATURE, echo_tensors, request
-from tests.pipeline.serving.harness import Running, memory_serving, scripted_client
-from tests.pipeline.serving.raw_peer import RawPeer
-from tests.pipeline.serving.scripted_slots import ScriptedSlots
-from trio.testing import wait_all_tasks_blocked
-
-from shapestream.wire.messages import (
+from tests.entries import (
     Cancel,
     Explain,
     Explanation,
@@ -26,6 +19,12 @@ from shapestream.wire.messages import (
     OpenModel,
     ResultEntry,
 )
+from tests.pipeline.serving.clocks import virtual_time
+from tests.pipeline.serving.echo_model import SIGNATURE, echo_tensors, request
+from tests.pipeline.serving.harness import Running, memory_serving, scripted_client
+from tests.pipeline.serving.raw_peer import RawPeer
+from tests.pipeline.serving.scripted_slots import ScriptedSlots
+from trio.testing import wait_all_tasks_blocked
 
 OWN, OTHER = b"c" * 16, b"d" * 16
 

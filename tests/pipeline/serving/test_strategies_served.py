@@ -9,13 +9,13 @@ import numpy as np
 import openvino as ov
 import openvino.opset13 as ops
 import pytest
+from tests.entries import Failure, RequestEntry, ResultEntry, request_of
 from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.serving.echo_model import model_settings
 from tests.pipeline.serving.harness import memory_serving
 
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ModelSettings
-from shapestream.wire.messages import Failure, RequestEntry, ResultEntry
 from shapestream_engine import InputSpec, ModelSpec, Strategy, compile_model
 from shapestream_engine.layout import Tensors
 from shapestream_engine.strategy import parse_strategy
@@ -34,7 +34,7 @@ def sums() -> ov.Model:
 def request(sequence: int, array: Array) -> RequestEntry:
     """A request without a deadline."""
     tensors = Tensors(layout=((0, "f32", array.shape),), buffers=(array.tobytes(),))
-    return RequestEntry(sequence=sequence, model=0, remaining_ms=None, priority=0, tensors=tensors)
+    return request_of(sequence, tensors)
 
 
 async def serve(

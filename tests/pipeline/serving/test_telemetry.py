@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import structlog
+from tests.entries import Execute, Failure, ResultEntry, batch_failed
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import echo_tensors, request
 from tests.pipeline.serving.harness import Running, memory_serving, scripted_client
@@ -31,7 +32,6 @@ from shapestream.telemetry.logging import (
     configure,
 )
 from shapestream.telemetry.metrics import read_metrics
-from shapestream.wire.messages import BatchFailedEntry, Execute, Failure, ResultEntry
 
 
 class Terminal(io.StringIO):
@@ -421,9 +421,7 @@ async def test_metrics_tell_refused_requests_from_failed_ones() -> None:
         client.say(request(2))
         execute = await worker.hear(Execute)
         assert {(): 1} == samples(running, "requests_pending")
-        worker.say(
-            BatchFailedEntry(batch=execute.batch, session=execute.session, code="model_error", message="no")
-        )
+        worker.say(batch_failed(execute))
         await client.hear(Failure)
         assert {("invalid",): 1} == samples(running, "requests_refused_total")
         assert {("echo", "ok"): 0, ("echo", "model_error"): 1} == samples(running, "requests_total")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 from structlog.testing import capture_logs
+from tests.entries import Cancel, Execute, Failure, Goodbye, ResultEntry
 from tests.pipeline.serving.batches import record_of
 from tests.pipeline.serving.chain_server import (
     CHAIN,
@@ -34,7 +35,6 @@ from shapestream.serving.ends import RequestEnded
 from shapestream.serving.served_models import ServedModel
 from shapestream.serving.sessions import ClientReplies, ClientSession
 from shapestream.serving.stories import Stories
-from shapestream.wire.messages import Cancel, Execute, Failure, Goodbye, ResultEntry
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra [otel] is not installed")
 

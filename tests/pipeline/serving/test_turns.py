@@ -8,15 +8,7 @@ from contextlib import suppress
 import pytest
 import structlog.testing
 import trio
-from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.echo_model import done, request
-from tests.pipeline.serving.harness import memory_serving
-from tests.pipeline.serving.raw_peer import hello_of
-from tests.pipeline.serving.scripted_slots import ScriptedSlots
-
-from shapestream.transport.memory import memory_server
-from shapestream.wire.codec import encode
-from shapestream.wire.messages import (
+from tests.entries import (
     Cancel,
     Clock,
     Entry,
@@ -30,6 +22,14 @@ from shapestream.wire.messages import (
     StatisticsRequest,
     Welcome,
 )
+from tests.pipeline.serving.clocks import virtual_time
+from tests.pipeline.serving.echo_model import done, request
+from tests.pipeline.serving.harness import memory_serving
+from tests.pipeline.serving.raw_peer import hello_of
+from tests.pipeline.serving.scripted_slots import ScriptedSlots
+
+from shapestream.transport.memory import memory_server
+from shapestream.wire.codec import encode
 from shapestream_engine.layout import Buffer
 
 CLIENT = b"c" * 16

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from tests.entries import Goodbye
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import SIGNATURE
 from tests.pipeline.serving.harness import memory_serving
@@ -16,7 +17,6 @@ from trio.testing import wait_all_tasks_blocked
 from shapestream.scheduling import events
 from shapestream.scheduling.actions import Action
 from shapestream.scheduling.scheduler import Scheduler
-from shapestream.wire.messages import Goodbye
 from shapestream_engine.cost_table import CostPoint, CostTable
 
 TABLE = CostTable(

@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 import trio
-from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.echo_model import done, model_settings, request
-from tests.pipeline.serving.harness import memory_serving
-from tests.pipeline.serving.raw_peer import RawPeer, hello_of, verdict
-from trio.testing import wait_all_tasks_blocked
-
-from shapestream.wire.messages import (
-    BatchFailedEntry,
+from tests.entries import (
     Entry,
     Execute,
     Failure,
@@ -25,7 +18,13 @@ from shapestream.wire.messages import (
     ResultEntry,
     Unknown,
     WorkerDraining,
+    batch_failed,
 )
+from tests.pipeline.serving.clocks import virtual_time
+from tests.pipeline.serving.echo_model import done, model_settings, request
+from tests.pipeline.serving.harness import memory_serving
+from tests.pipeline.serving.raw_peer import RawPeer, hello_of, verdict
+from trio.testing import wait_all_tasks_blocked
 
 
 @pytest.mark.parametrize("slots", [1, 8])
@@ -131,11 +130,7 @@ async def test_a_batch_that_crosses_the_announcement_is_answered_before_the_good
         with trio.move_on_after(0.5):
             await worker.hear(Goodbye)
             raise AssertionError("dismissed with a batch unanswered")
-        worker.say(
-            BatchFailedEntry(
-                batch=second.batch, session=second.session, code="model_error", message="NaN in x"
-            )
-        )
+        worker.say(batch_failed(second, "model_error", "NaN in x"))
         await worker.hear(Goodbye)
         assert "model_error" == (await client.hear(Failure)).code
 

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
-from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.echo_model import done, request
-from tests.pipeline.serving.harness import Owner, memory_serving
-from tests.pipeline.serving.raw_peer import RawPeer, hello_of
-from trio.testing import MockClock, wait_all_tasks_blocked
-
-from shapestream.serving.worker_port import LastState
-from shapestream.wire.messages import (
+from tests.entries import (
     Cancel,
     CancelBatchEntry,
     Execute,
@@ -20,6 +13,13 @@ from shapestream.wire.messages import (
     Heartbeat,
     ResultEntry,
 )
+from tests.pipeline.serving.clocks import virtual_time
+from tests.pipeline.serving.echo_model import done, request
+from tests.pipeline.serving.harness import Owner, memory_serving
+from tests.pipeline.serving.raw_peer import RawPeer, hello_of
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from shapestream.serving.worker_port import LastState
 
 
 async def beat(*peers: RawPeer) -> None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import trio
-from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.echo_model import done, echo_tensors, echoed, request
-from tests.pipeline.serving.harness import memory_serving
-from trio.testing import wait_all_tasks_blocked
-
-from shapestream.wire.messages import (
-    BatchFailedEntry,
+from tests.entries import (
     Cancel,
     CancelBatchEntry,
     Execute,
     Failure,
     Heartbeat,
     ResultEntry,
+    batch_failed,
 )
+from tests.pipeline.serving.clocks import virtual_time
+from tests.pipeline.serving.echo_model import done, echo_tensors, echoed, request
+from tests.pipeline.serving.harness import memory_serving
+from trio.testing import wait_all_tasks_blocked
+
 from shapestream_engine.layout import Tensors
 
 
@@ -125,11 +125,7 @@ async def test_a_cancelled_request_cancels_its_batch_on_the_worker() -> None:
         client.say(Cancel(sequence=1))
         assert "cancelled" == (await client.hear(Failure)).code
         assert execute.batch == (await worker.hear(CancelBatchEntry)).batch
-        worker.say(
-            BatchFailedEntry(
-                batch=execute.batch, session=execute.session, code="cancelled", message="asked for"
-            )
-        )
+        worker.say(batch_failed(execute, "cancelled", "asked for"))
         client.say(request(2))
         await worker.run_next()
         assert 2 == (await client.hear(ResultEntry)).sequence
@@ -140,11 +136,7 @@ async def test_a_model_error_of_a_worker_reaches_the_client_in_the_engines_words
     """Alone in its batch, a refused request is not tried again."""
     async with memory_serving() as running:
         client, worker, execute = await running.busy_worker()
-        worker.say(
-            BatchFailedEntry(
-                batch=execute.batch, session=execute.session, code="model_error", message="NaN in x"
-            )
-        )
+        worker.say(batch_failed(execute, "model_error", "NaN in x"))
         failure = await client.hear(Failure)
         assert ("model_error", "NaN in x") == (failure.code, failure.message)
 

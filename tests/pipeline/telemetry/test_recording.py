@@ -6,13 +6,13 @@ import math
 from pathlib import Path
 
 import trio
+from tests.entries import ResultEntry
 from tests.pipeline.serving.echo_model import echo_tensors, request
 from tests.pipeline.serving.harness import memory_serving
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import MockClock
 
 from shapestream.telemetry.trace import TraceReader, TraceRequest
-from shapestream.wire.messages import ResultEntry
 
 
 def test_a_server_records_sizes_and_times_and_no_data(tmp_path: Path) -> None:

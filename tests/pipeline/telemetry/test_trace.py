@@ -198,7 +198,7 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(
 ) -> None:
     """`/dev/full` is one."""
     full = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115 - the recorder closes it
-    monkeypatch.setattr("shapestream.telemetry.trace._create", lambda path: (path, full))
+    monkeypatch.setattr("shapestream.telemetry.trace.open_text", lambda path, mode: full)
     recorder = TraceRecorder(tmp_path / "t")
     for now in range(5):
         record(recorder, float(now))

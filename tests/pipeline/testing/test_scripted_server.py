@@ -14,6 +14,7 @@ import pytest
 import trio
 import trio.testing
 import zmq
+from tests.entries import Goodbye
 
 import shapestream
 from shapestream import blocking
@@ -28,7 +29,6 @@ from shapestream.testing import (
 )
 from shapestream.testing import serve_in_thread as serve
 from shapestream.wire.codec import encode
-from shapestream.wire.messages import Goodbye
 
 ROW = {"x": np.ones((1, 16), np.float32)}
 

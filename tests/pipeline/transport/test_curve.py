@@ -13,12 +13,14 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 import zmq
 from tests.pipeline.serving.clocks import real_time
+from tests.pipeline.transport.witness import Witness
 from zmq.utils import z85
 
 from shapestream.errors import ConfigurationError, PeerGone
@@ -55,9 +57,12 @@ CLIENTS = (KeyRole.CLIENT, KeyRole.ADMIN)
 LONG_S = 0.5
 
 
-def dealer(pair: KeyPair | None, server: KeyPair = SERVER) -> DealerSocket:
+def dealer(
+    pair: KeyPair | None, server: KeyPair = SERVER, context: zmq.Context[Any] | None = None
+) -> DealerSocket:
     """A connection with this key, or with none."""
-    return DealerSocket(keys=None if pair is None else CallerKeys(key=pair, server_key=server.public))
+    keys = None if pair is None else CallerKeys(key=pair, server_key=server.public)
+    return DealerSocket(keys=keys, context=context)
 
 
 @asynccontextmanager
@@ -291,8 +296,9 @@ async def test_a_chosen_routing_id_is_refused() -> None:
     """Whoever could choose it could also choose somebody else's, and get the answers that are meant for him."""
 
     async with protected() as router:
-        async with dealer(ALICE) as alice:
-            alice._socket.set(zmq.ROUTING_ID, b"camera-1")
+        context = Witness()
+        async with dealer(ALICE, context=context) as alice:
+            context.made[0].set(zmq.ROUTING_ID, b"camera-1")
             alice.connect(router.addresses[0])
             alice.send_nowait([b"hello"])
             assert await heard(router) is None
@@ -304,14 +310,15 @@ async def test_another_key_on_a_known_routing_id_gets_nothing() -> None:
     """Bob comes under the id that Alice's broken connection had: he is not heard, and nothing is sent to him."""
 
     async with protected() as router:
-        async with dealer(ALICE) as alice, dealer(BOB) as bob:
+        context = Witness()
+        async with dealer(ALICE) as alice, dealer(BOB, context=context) as bob:
             alice.connect(router.addresses[0])
             alice.send_nowait([b"hello"])
             found = await heard(router, 30)
             assert found is not None
             peer = found[0]
             alice.close()
-            bob._socket.set(zmq.ROUTING_ID, peer)
+            context.made[0].set(zmq.ROUTING_ID, peer)
             # libzmq gives him the id only when it knows of the end of Alice's connection.
             with pytest.raises(PeerGone):  # noqa: PT012 - until it knows
                 while True:

@@ -8,6 +8,7 @@ import pytest
 import trio
 import zmq
 from tests.pipeline.serving.clocks import real_time
+from tests.pipeline.transport.witness import Witness
 
 from shapestream.transport.router import RouterSocket
 from shapestream.transport.zeromq import DealerSocket, SocketOptions
@@ -20,9 +21,10 @@ async def test_the_kernel_watches_tcp_connections_and_libzmq_does_not(
 ) -> None:
     """Nothing of libzmq that can end the process is on; a peer that is gone without a word is found within 15 s."""
 
-    async with socket() as opened:
+    context = Witness()
+    async with socket(context=context):
         watched = {
-            option.name: opened._socket.get(option)
+            option.name: context.made[0].get(option)
             for option in (
                 zmq.SocketOption.RCVHWM,
                 zmq.SocketOption.HEARTBEAT_IVL,

@@ -14,6 +14,7 @@ import pytest
 import trio
 import zmq
 from tests.pipeline.serving.clocks import real_time
+from tests.pipeline.transport.witness import Witness
 
 from shapestream.errors import AddressInUse, TransportError
 from shapestream.transport.router import RouterSocket
@@ -243,10 +244,11 @@ def test_a_closed_server_does_not_remove_its_successors_path(tmp_path: Path) -> 
     """libzmq cleans up some time after the close, when the path may be the next server's: it must not know it."""
     address = f"ipc://{tmp_path}/s"
     with zmq.Context() as context:
-        first, second = RouterSocket(context=context), RouterSocket()
+        witness = Witness(context)
+        first, second = RouterSocket(context=witness), RouterSocket()
         first.bind(address)
         assert (address,) == first.addresses
-        assert f"{address}.new".encode() == first._socket.get(zmq.LAST_ENDPOINT)
+        assert f"{address}.new".encode() == witness.made[0].get(zmq.LAST_ENDPOINT)
         first.close()
         second.bind(address)
         # The end of the context waits until libzmq has cleaned up after the first one.

@@ -15,11 +15,13 @@ import pytest
 import trio
 import trio.testing
 import zmq
+from tests.held import held
 from tests.pipeline.serving.clocks import real_time
+from tests.pipeline.transport.witness import Witness, WitnessedRoom
 
 from shapestream.errors import OutboxFull, PeerGone, TransportError
 from shapestream.transport.interface import Wake
-from shapestream.transport.router import RouterSocket
+from shapestream.transport.router import Outbox, OutboxRoom, RouterSocket
 from shapestream.transport.zeromq import DealerSocket, SocketOptions
 
 LARGE = SocketOptions(high_water_mark=1000, receive_high_water_mark=1000)
@@ -35,11 +37,13 @@ async def opened(
     *,
     options: SocketOptions | None = None,
     watched: bool = True,
+    context: zmq.Context[Any] | None = None,
+    room: OutboxRoom | None = None,
 ) -> AsyncIterator[tuple[RouterSocket, list[DealerSocket]]]:
     """A router and so many dealers; dealers that are not `watched` are slow peers: nobody ever reads there."""
-    router = RouterSocket(options=options)
+    router = RouterSocket(options=options, context=context, room=room)
     router.bind(address)
-    dealers = [DealerSocket(options=options) for _ in range(count)]
+    dealers = [DealerSocket(options=options, context=context) for _ in range(count)]
     for dealer in dealers:
         dealer.connect(router.addresses[0])
     async with trio.open_nursery() as nursery:
@@ -128,7 +132,9 @@ async def test_the_announcement_is_never_missed(tmp_path: Path, address: str, in
 async def test_a_send_to_a_peer_that_is_gone_swallows_nobodys_news(tmp_path: Path, address: str) -> None:
     """The router would be deaf until something else happened: a heartbeat to a client that had just left did that."""
 
-    async with opened(address.format(tmp_path), 2) as (router, (leaving, staying)):
+    context = Witness()
+    async with opened(address.format(tmp_path), 2, context=context) as (router, (leaving, staying)):
+        descriptor = context.made[0].get(zmq.FD)
         gone, _ = await introduce(router, (leaving, staying))
         leaving.close()
         with trio.fail_after(60):
@@ -150,7 +156,7 @@ async def test_a_send_to_a_peer_that_is_gone_swallows_nobodys_news(tmp_path: Pat
                 await trio.testing.wait_all_tasks_blocked()
                 staying.send_nowait([b"news"])
                 # Blocks this thread until the news are there, and nobody but the send can take them.
-                assert select([router._fd], [], [], 30) == ([router._fd], [], [])
+                assert select([descriptor], [], [], 30) == ([descriptor], [], [])
                 with pytest.raises(PeerGone):
                     router.send_nowait(gone, [b"%d" % number])
                 with trio.fail_after(120):
@@ -183,10 +189,12 @@ async def test_a_message_that_a_send_found_does_not_stop_the_event_loop() -> Non
     def stands_still(*_: object) -> None:
         raise AssertionError("the event loop stands still")
 
-    async with opened("inproc://found", watched=False) as (router, (dealer,)):
+    context = Witness()
+    async with opened("inproc://found", watched=False, context=context) as (router, (dealer,)):
         (peer,) = await introduce(router, [dealer])
         router.send_nowait(peer, [b"news"])
-        select([dealer._fd], [], [], 30)
+        (socket,) = [made for made in context.made if made.type == zmq.DEALER]
+        select([socket.get(zmq.FD)], [], [], 30)
         dealer.send_nowait([b"finds it"])
         before = signal.signal(signal.SIGALRM, stands_still)
         signal.alarm(30)
@@ -273,7 +281,8 @@ async def test_a_thread_without_an_event_loop_goes_on_where_its_burst_ended() ->
 async def test_peers_that_are_cut_off_are_drained() -> None:
     """A receive goes on until it has found a message to hand over, or libzmq has nothing left."""
 
-    async with opened("inproc://cutoff", options=LARGE) as (router, (dealer,)):
+    context = Witness()
+    async with opened("inproc://cutoff", options=LARGE, context=context) as (router, (dealer,)):
         (peer,) = await introduce(router, [dealer])
         router.cut_off(peer)
         for _ in range(700):
@@ -281,7 +290,7 @@ async def test_peers_that_are_cut_off_are_drained() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(router.receive)
             await trio.testing.wait_all_tasks_blocked()
-            assert not router._events() & zmq.POLLIN
+            assert not context.made[0].get(zmq.EVENTS) & zmq.POLLIN
             nursery.cancel_scope.cancel()
 
 
@@ -301,7 +310,7 @@ async def test_nothing_is_dropped_at_the_high_water_mark() -> None:
             came += [int(frames[0]) for frames in dealer.receive_nowait()]
             await trio.lowlevel.checkpoint()
         assert list(range(40)) == came
-        assert {} == router._outboxes
+        assert [] == [thing for thing in held(router) if isinstance(thing, Outbox)]
 
 
 @real_time
@@ -373,9 +382,10 @@ async def test_a_message_that_comes_after_the_last_receive_is_heard(monkeypatch:
     """A receiver that found nothing looks once more, to empty an outbox: that look takes the announcement of a message."""
     heard: list[bytes] = []
 
-    async with opened("inproc://after", 2, options=SMALL, watched=False) as (router, (slow, fast)):
+    room = WitnessedRoom()
+    async with opened("inproc://after", 2, options=SMALL, watched=False, room=room) as (router, (slow, fast)):
         slow_peer, _ = await introduce(router, [slow, fast])
-        while not router._outboxes:
+        while not room.nbytes:
             router.send_nowait(slow_peer, [b"one more"])
         look = router._look
 
@@ -401,13 +411,14 @@ async def test_a_message_that_comes_after_the_last_receive_is_heard(monkeypatch:
 async def test_an_outbox_goes_with_its_peer(tmp_path: Path) -> None:
     """When a peer disconnects with messages waiting for it, they are dropped, and the next send says so."""
 
-    async with opened(f"ipc://{tmp_path}/s", options=SMALL, watched=False) as (router, (dealer,)):
+    room = WitnessedRoom()
+    async with opened(f"ipc://{tmp_path}/s", options=SMALL, watched=False, room=room) as (router, (dealer,)):
         (peer,) = await introduce(router, [dealer])
         for _ in range(15):
             router.send_nowait(peer, [bytes(1_000_000)])
-        assert router._outboxes
+        assert room.nbytes
         dealer.close()
-        while router._outboxes:
+        while room.nbytes:
             await trio.lowlevel.checkpoint()
         with pytest.raises(PeerGone):
             router.send_nowait(peer, [b"anybody?"])
@@ -545,27 +556,23 @@ async def test_a_message_that_cannot_be_sent_leaves_no_half_behind(tmp_path: Pat
 async def test_a_connection_that_breaks_within_a_message() -> None:
     """libzmq then swallows up to the last frame; we let it, so that the next message keeps its beginning."""
 
-    class Breaking:
+    calls: list[tuple[bytes, bool]] = []
+
+    class Breaking(zmq.Socket[Any]):
         """Refuses the second frame, as libzmq does when the pipe ends between two frames."""
 
-        def __init__(self) -> None:
-            self.calls: list[tuple[bytes, bool]] = []
-
-        def send(self, frame: bytes, flags: int) -> None:
-            self.calls.append((frame, bool(flags & zmq.SNDMORE)))
-            if len(self.calls) == 2:
+        def send(self, frame: bytes, flags: int) -> None:  # type: ignore[override]
+            calls.append((frame, bool(flags & zmq.SNDMORE)))
+            if len(calls) == 2:
                 raise zmq.Again
 
-        def get(self, option: int) -> int:
-            return 0  # no room: the pipe has ended
+        def get(self, option: int) -> Any:
+            return 0 if calls and option == zmq.EVENTS else super().get(option)  # no room: the pipe has ended
 
-    async with DealerSocket() as dealer:
-        real, breaking = dealer._socket, Breaking()
-        dealer._socket = breaking  # type: ignore[assignment]
+    async with DealerSocket(context=Witness(kind=Breaking)) as dealer:
         with pytest.raises(trio.WouldBlock):
             dealer.send_nowait([b"a", b"b", b"c", b"d"])
-        dealer._socket = real
-        assert [(b"a", True), (b"b", True), (b"c", True), (b"d", False)] == breaking.calls
+        assert [(b"a", True), (b"b", True), (b"c", True), (b"d", False)] == calls
 
 
 @real_time

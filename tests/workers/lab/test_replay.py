@@ -16,8 +16,8 @@ from shapestream.settings import ModelSettings
 from shapestream.telemetry.trace import TraceRequest
 from shapestream.testing import Arrays, ScriptedModel, ScriptedServer, identity_signature, serve_in_thread
 from shapestream_engine.signature import ModelSignature
-from shapestream_workers.lab import replay
-from shapestream_workers.lab.replay import InputMaker, read_requests
+from shapestream_workers.lab import serving
+from shapestream_workers.lab.serving import InputMaker, read_requests
 
 SIGNATURE = ModelSignature.from_dict(
     {
@@ -96,7 +96,7 @@ def test_inputs_are_what_the_probe_describes_and_masks_are_left_to_the_server() 
 
 def test_inputs_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those before go when they are too many; the newest stays, however large."""
-    monkeypatch.setattr(replay, "MAX_KEPT_BYTES", 3 * 8 * 10)
+    monkeypatch.setattr(serving, "MAX_KEPT_BYTES", 3 * 8 * 10)
     maker = InputMaker(SETTINGS, MASKED)
     first = maker.arrays((1, 10))
     second = maker.arrays((1, 12))
@@ -125,7 +125,7 @@ def test_every_request_is_replayed_until_the_time_is_over_or_one_fails(tmp_path:
     async def play(address: str, *rows: int, most_s: float = 60.0) -> float:
         requests = [TraceRequest(0.0, 0, 0, (each,)) for each in rows]
         async with connect(address) as client:
-            return await replay.replay(
+            return await serving.replay(
                 client, "m", requests, InputMaker(settings, signature), in_flight=2, most_s=most_s
             )
 

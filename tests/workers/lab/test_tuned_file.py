@@ -14,8 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shapestream.settings import load_settings
-from shapestream_workers.lab.candidates import Candidate, Placement
-from shapestream_workers.lab.subject import Subject, apply_candidate, edited_text, in_flow, relocated
+from shapestream_workers.lab.candidates import (
+    Candidate,
+    Placement,
+    Subject,
+    apply_candidate,
+    edited_text,
+    in_flow,
+    relocated,
+)
 
 FILE = """\
 # What it is for.

@@ -20,11 +20,17 @@ import trio
 
 from shapestream.errors import RequestError
 from shapestream.telemetry.trace import TraceRequest
-from shapestream_workers.lab.candidates import Candidate
+from shapestream_workers.lab.candidates import Candidate, Subject
 from shapestream_workers.lab.options import TuneOptions
-from shapestream_workers.lab.replay import InputMaker, replay
-from shapestream_workers.lab.serving import Served, ServerEnded, family_bytes, last_words, serving
-from shapestream_workers.lab.subject import Subject
+from shapestream_workers.lab.serving import (
+    InputMaker,
+    Served,
+    ServerEnded,
+    family_bytes,
+    last_words,
+    replay,
+    serving,
+)
 
 MOST_FINALISTS = 4
 ROUNDS = (5, 3)

@@ -200,8 +200,6 @@ class Simulated:
     prefetched: int = 0
     """Batches that were sent while their slot was busy."""
     recalled: int = 0
-    failed_s: float = 0.0
-    """Slot seconds of the calls that a request failed, or that a worker ended in."""
     deaths: int = 0
     """Workers that ended."""
 
@@ -654,7 +652,6 @@ class _Simulation:
         results.batches += 1
         results.preparations += job.preparations
         if job.kills or job.code is ErrorCode.MODEL_ERROR:
-            results.failed_s += job.busy_s
             return
         elements = self._requests.elements
         members = [arrival.id for arrival in job.batch.arrivals]

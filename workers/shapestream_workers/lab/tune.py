@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,18 +23,25 @@ from shapestream.serving.served_models import ServedModel
 from shapestream.settings import LoadedSettings, load_settings
 from shapestream.telemetry.logging import configure
 from shapestream.telemetry.trace import TraceReader
-from shapestream_engine.containers import available_cpus
+from shapestream_engine.machine import available_cpus
 from shapestream_engine.model import engine_of, with_engine
 from shapestream_engine.signature import ModelSignature
-from shapestream_workers.lab.candidates import PRECISIONS, Candidate, Placement, placements, propose
+from shapestream_workers.advice import advise_precision, faster_precision
+from shapestream_workers.lab.candidates import (
+    PRECISIONS,
+    Candidate,
+    Placement,
+    Subject,
+    placements,
+    propose,
+    require_editor,
+)
 from shapestream_workers.lab.options import TuneOptions
 from shapestream_workers.lab.race import CandidateRun, Race, choose, finalists
-from shapestream_workers.lab.replay import InputMaker, read_requests
-from shapestream_workers.lab.subject import Subject, require_editor
+from shapestream_workers.lab.serving import InputMaker, read_requests
 from shapestream_workers.models import model_spec, read_signatures, slots_and_threads
 from shapestream_workers.printing import table_of
 from shapestream_workers.proof import try_model
-from shapestream_workers.speed_advice import advise_precision, faster_precision
 from shapestream_workers.upkeep import spell_bytes
 
 PRECISION_S = 2.0
@@ -125,10 +133,8 @@ def _precision_to_try(subject: Subject) -> list[str]:
         return []
     slots, threads = slots_and_threads(subject.loaded.settings, model.name)
     tried = try_model(model, spec, slots=slots, threads=threads)
-    try:
+    with closing(tried.compiled):
         advice = advise_precision(model, tried, slots=slots, threads=threads, budget_s=PRECISION_S)
-    finally:
-        tried.compiled.close()
     return [] if advice is None else [*advice.lines()]
 
 

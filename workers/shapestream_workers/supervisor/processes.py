@@ -286,26 +286,10 @@ class SupervisedProcesses:
 
     async def _live(self, name: str, role: str) -> None:
         """Run one process, from its start to its end."""
-        registered = name_of_start(name)
-        # Shielded: a process that exists must be in `_running` before any task can be cancelled.
-        with trio.CancelScope(shield=True):
-            try:
-                process = await trio.lowlevel.open_process(
-                    list(self._commands[role]),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    start_new_session=True,
-                    pass_fds=self._descriptors,
-                    env={**os.environ, NAME_VARIABLE: registered},
-                )
-            except OSError as error:
-                self._log(log.error, "cannot be started", name, why=str(error))
-                self._handle(
-                    WorkerExited(worker=name, status=EXIT_NOT_STARTED, said=f"cannot be started: {error}")
-                )
-                return
-        worker = _RunningWorker(name=name, role=role, registered=registered, process=process)
-        self._running[name] = worker
+        worker = await self._started(name, role)
+        if worker is None:
+            return
+        process, registered = worker.process, worker.registered
         if self._supervisor.state_of(name) is ProcessState.STOPPING:
             worker.was_asked_to_end = True
             process.kill()  # it was asked to end before it had started, and has nothing to finish
@@ -337,6 +321,30 @@ class SupervisedProcesses:
                 said=worker.said or last.refused,
             )
         )
+
+    async def _started(self, name: str, role: str) -> _RunningWorker | None:
+        """Start one process; None for one that cannot be started, which counts as its end."""
+        registered = name_of_start(name)
+        # Shielded: a process that exists must be in `_running` before any task can be cancelled.
+        with trio.CancelScope(shield=True):
+            try:
+                process = await trio.lowlevel.open_process(
+                    list(self._commands[role]),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    start_new_session=True,
+                    pass_fds=self._descriptors,
+                    env={**os.environ, NAME_VARIABLE: registered},
+                )
+            except OSError as error:
+                self._log(log.error, "cannot be started", name, why=str(error))
+                self._handle(
+                    WorkerExited(worker=name, status=EXIT_NOT_STARTED, said=f"cannot be started: {error}")
+                )
+                return None
+        worker = _RunningWorker(name=name, role=role, registered=registered, process=process)
+        self._running[name] = worker  # with no checkpoint before
+        return worker
 
     async def _listen(self, worker: _RunningWorker) -> None:
         """Read the lines that the worker writes to its stdout."""

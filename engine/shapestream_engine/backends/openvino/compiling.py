@@ -19,8 +19,8 @@ from shapestream_engine.backends.openvino.narrowing import bounded_inputs
 from shapestream_engine.backends.openvino.request import CompiledGraph, OpenVinoRequest
 from shapestream_engine.backends.openvino.runtime import core, engine_words
 from shapestream_engine.compiled_model import CompiledModel, PreparedSizes
-from shapestream_engine.containers import available_cpus
 from shapestream_engine.errors import ModelLoadError, SignatureError
+from shapestream_engine.machine import available_cpus
 from shapestream_engine.model import ModelSpec
 from shapestream_engine.model_files import (
     check_file,
@@ -115,9 +115,8 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> Compile
                 f"model {spec.name!r}: {spec.device} cannot compile it: {engine_words(error)}"
             ) from error
 
-    if signature.strategy.sizes or signature.static_sizes:
-        return PreparingModel(signature, model, compiled, shared, bounded)
-    return OpenVinoModel(signature, model, compiled, bounded=bounded)
+    prepares = bool(signature.strategy.sizes or signature.static_sizes)
+    return OpenVinoModel(signature, model, compiled, shared, bounded=bounded, prepares=prepares)
 
 
 def check_spec(spec: ModelSpec) -> None:
@@ -145,6 +144,9 @@ class OpenVinoModel(CompiledModel):
 
     Requests of a static model share one compilation. A dynamic model is compiled for each request, because a failed call
     corrupts it for later calls (docs/backends.md). It is then compiled again before its next call.
+
+    A model that `prepares` is reshaped and compiled for each allowed or static shape. `create_infer_request` makes requests
+    for any other shape; the first one compiles the dynamic model.
     """
 
     def __init__(
@@ -152,8 +154,10 @@ class OpenVinoModel(CompiledModel):
         signature: ModelSignature,
         model: ov.Model,
         compile_shaped: Callable[[ov.Model], ov.CompiledModel],
+        properties: Mapping[str, Any],
         *,
         bounded: Sequence[int],
+        prepares: bool = False,
         ports: Sequence[InputPort] | None = None,
         nbytes: int = 0,
     ) -> None:
@@ -161,25 +165,54 @@ class OpenVinoModel(CompiledModel):
 
         `ports`: the inputs of a model that is prepared for fewer shapes than the signature allows.
         """
-        self._compile = lambda: compile_shaped(model)
-        first = CompiledGraph(self._compile)
-        super().__init__(signature, _effective_properties(first.compiled))
-        self._in_caller = _computes_in_caller(self.properties)
-        self._graphs: list[CompiledGraph] | None = [first]
+        super().__init__(signature, properties)
+        self.prepares = prepares
+        self._model = model
+        self._compile = compile_shaped
+        self._graphs: list[CompiledGraph] | None = []
         """One graph of a static model; of a dynamic model one per request, including requests that are gone."""
         self._dynamic = model.is_dynamic()
         self._lock = threading.Lock()
-        self.states = _states(model)
+        self.states = tuple(sorted(variable.info.variable_id for variable in model.get_variables()))
         sources = [output.node.input_value(0).get_node().get_type_name() for output in model.outputs]
         self._forwarded = frozenset(number for number, source in enumerate(sources) if source == "Parameter")
         self._bounded = bounded
         self._ports = ports
         self._nbytes = nbytes
+        if not prepares:
+            self._graphs = [first := self._compiled()]
+            self.properties = first.properties
 
     @property
     def nbytes(self) -> int:
         """Bytes of weights and inputs of a prepared model; 0 for others."""
         return self._nbytes
+
+    def prepare(self, sizes: PreparedSizes) -> OpenVinoModel:
+        """Compile the model for these sizes; a size of None stays dynamic. Raises `SignatureError`."""
+        if self._graphs is None:
+            raise self.is_closed()
+        ports = fixed_ports(self.signature, sizes)
+        shaped = self._model.clone()  # a clone shares the weights
+        try:
+            reshape_inputs(shaped, ports)
+        except SignatureError as error:
+            raise SignatureError(f"model {self.signature.name!r}: {error}", key=error.key) from error
+        weights = sum(
+            node.get_byte_size() for node in self._model.get_ops() if node.get_type_name() == "Constant"
+        )
+        inputs = sum(bound for bound in port_bounds(ports) if bound is not None)
+        prepared = OpenVinoModel(
+            self.signature,
+            shaped,
+            self._compile,
+            self.properties,
+            bounded=self._bounded,
+            ports=ports,
+            nbytes=weights + inputs,
+        )
+        self.properties = prepared.properties
+        return prepared
 
     def create_infer_request(self) -> OpenVinoRequest:
         """Create a request with its own tensors; small upper bounds are reserved at once."""
@@ -191,7 +224,7 @@ class OpenVinoModel(CompiledModel):
                 self.signature,
                 graph,
                 stateful=bool(self.states),
-                in_caller=self._in_caller,
+                in_caller=_computes_in_caller(graph.properties),
                 spoils=self._dynamic,
                 forwarded=self._forwarded,
                 bounded=self._bounded,
@@ -200,95 +233,25 @@ class OpenVinoModel(CompiledModel):
             graph.user = weakref.ref(request)
         return request
 
+    def _compiled(self) -> CompiledGraph:
+        return CompiledGraph(lambda: self._compile(self._model), _effective_properties)
+
     def _free_graph(self, graphs: list[CompiledGraph]) -> CompiledGraph:
-        if not self._dynamic:
+        if graphs and not self._dynamic:
             return graphs[0]
         if all(graph.user() is not None for graph in graphs):
             gc.collect()  # a request and its tensors form a reference cycle, so a deleted request may still exist
         for graph in graphs:
             if graph.user() is None:
                 return graph
-        graphs.append(CompiledGraph(self._compile))
+        graphs.append(self._compiled())
         return graphs[-1]
 
     def close(self) -> None:
-        """Release the compiled models; their memory is freed with the last request."""
+        """Release all compiled models; their memory is freed with the last request."""
         self._graphs = None
-
-
-class PreparingModel(CompiledModel):
-    """A model that is reshaped and compiled for each allowed or static shape.
-
-    `create_infer_request` makes requests for any shape; the first one compiles the dynamic model.
-    """
-
-    prepares = True
-
-    def __init__(
-        self,
-        signature: ModelSignature,
-        model: ov.Model,
-        compile_shaped: Callable[[ov.Model], ov.CompiledModel],
-        properties: Mapping[str, Any],
-        bounded: Sequence[int],
-    ) -> None:
-        super().__init__(signature, properties)
-        self._bounded = bounded
-        self.states = _states(model)
-        self._model = model
-        self._compile = compile_shaped
-        self._weights = sum(
-            node.get_byte_size() for node in model.get_ops() if node.get_type_name() == "Constant"
-        )
-        self._dynamic: OpenVinoModel | None = None
-        self._is_closed = False
-        self._lock = threading.Lock()  # several threads may request the dynamic model first
-
-    def prepare(self, sizes: PreparedSizes) -> OpenVinoModel:
-        """Compile the model for these sizes; a size of None stays dynamic. Raises `SignatureError`."""
-        if self._is_closed:
-            raise self.is_closed()
-        ports = fixed_ports(self.signature, sizes)
-        shaped = self._model.clone()  # a clone shares the weights
-        try:
-            reshape_inputs(shaped, ports)
-        except SignatureError as error:
-            raise SignatureError(f"model {self.signature.name!r}: {error}", key=error.key) from error
-        inputs = sum(bound for bound in port_bounds(ports) if bound is not None)
-        prepared = OpenVinoModel(
-            self.signature,
-            shaped,
-            self._compile,
-            bounded=self._bounded,
-            ports=ports,
-            nbytes=self._weights + inputs,
-        )
-        self.properties = prepared.properties
-        return prepared
-
-    def create_infer_request(self) -> OpenVinoRequest:
-        """Create a request of the dynamic model, with its own tensors."""
-        with self._lock:
-            if self._is_closed:
-                raise self.is_closed()
-            if self._dynamic is None:
-                self._dynamic = OpenVinoModel(
-                    self.signature, self._model, self._compile, bounded=self._bounded
-                )
-        return self._dynamic.create_infer_request()
-
-    def close(self) -> None:
-        """Release all compiled models."""
-        self._is_closed = True
         if self.prepared is not None:
             self.prepared.close()
-        if self._dynamic is not None:
-            self._dynamic.close()
-
-
-def _states(model: ov.Model) -> tuple[str, ...]:
-    """Return the names of the model's variables (ReadValue, Assign)."""
-    return tuple(sorted(variable.info.variable_id for variable in model.get_variables()))
 
 
 def _share(slots: int, threads: int | None) -> int | None:

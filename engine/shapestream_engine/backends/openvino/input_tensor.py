@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import openvino as ov
 
+from shapestream_engine.backends.host_request import StringInputTensor
 from shapestream_engine.backends.openvino.runtime import engine_words
 from shapestream_engine.element_types import dtype_of
-from shapestream_engine.errors import InferenceError, ShapeError
+from shapestream_engine.errors import InferenceError, InvalidInput, ShapeError
+from shapestream_engine.infer_request import RequestTensor, Runs
 from shapestream_engine.ports import InputPort
 from shapestream_engine.shapes import MAX_SIZE
 from shapestream_engine.tensor import Array, TensorLike
@@ -23,14 +24,13 @@ def tensor_over(data: Array, element_type: ov.Type) -> ov.Tensor:
     return ov.Tensor(known, ov.Shape(data.shape), element_type)
 
 
-class TensorOwner(Protocol):
+class TensorOwner(Runs, Protocol):
     """The attributes of a request that its tensors need."""
 
     engine_request: ov.InferRequest
-    running: bool
 
 
-class OpenVinoTensor:
+class OpenVinoTensor(RequestTensor):
     """An input tensor of a request. Setting `shape` resizes it in place, as OpenVINO's `set_shape` does.
 
         tensor = request.input_tensor("ids")
@@ -42,8 +42,10 @@ class OpenVinoTensor:
     tensor of the caller's, which OpenVINO then reads directly.
     """
 
-    __slots__ = ("_address", "_bound", "_capacity", "_data", "_dtype", "_number", "_outside", "_port", "_request", "_shape",
-                 "_shown", "_tensor", "reallocations")  # fmt: skip
+    __slots__ = ("_address", "_bound", "_capacity", "_data", "_dtype", "_number", "_port", "_request", "_shape", "_shown",
+                 "_tensor", "outside", "reallocations")  # fmt: skip
+
+    _request: TensorOwner
 
     def __init__(
         self, request: TensorOwner, number: int, port: InputPort, bound: int | None, *, reserve: bool
@@ -59,8 +61,8 @@ class OpenVinoTensor:
         self._dtype = dtype_of(port.element_type)
         self._bound = bound
         self._capacity = 0 if port.is_dynamic else int(self._tensor.byte_size)
-        self._shape: tuple[int, ...] = ()
-        self._outside: TensorLike | None = None
+        self._shape = ()
+        self.outside = None
         self._shown: Array | None = None
         self.reallocations = 0
         """Moves of the data to another address since the tensor was made."""
@@ -74,24 +76,12 @@ class OpenVinoTensor:
         """OpenVINO's name of the element type, such as `f32`."""
         return self._port.element_type
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The size of each axis. Setting it raises `ShapeError` for a shape that the port does not take."""
-        return self._shape if self._outside is None else self._outside.shape
+    def _resize(self, shape: tuple[int, ...]) -> None:
+        """Resize OpenVINO's tensor.
 
-    @shape.setter
-    def shape(self, shape: Sequence[int]) -> None:
-        if shape == self._shape and self._outside is None:
-            return
+        OpenVINO accepts any shape at any time: a wrong shape fails later, and a change during a call corrupts memory.
+        """
         port = self._port
-        # OpenVINO accepts any shape at any time: a wrong shape fails later, and a change during a call corrupts
-        # memory.
-        shape = port.admitted(shape)
-        if self._request.running:
-            raise InferenceError(f"input {port.name!r} cannot be resized while its request runs")
-        if self._outside is not None:
-            self._outside.shape = shape
-            return
         needed = self._dtype.itemsize
         for size in shape:
             needed *= size
@@ -114,11 +104,6 @@ class OpenVinoTensor:
             self._address = address
 
     @property
-    def data(self) -> Array:
-        """A view of `shape` in OpenVINO's memory, valid until the shape is set again."""
-        return self._data if self._outside is None else self._outside.data
-
-    @property
     def capacity_bytes(self) -> int:
         """Largest size in bytes of a shape without a reallocation."""
         return self._capacity
@@ -126,20 +111,20 @@ class OpenVinoTensor:
     @property
     def is_outside(self) -> bool:
         """Tell whether a tensor of the caller's replaces this one."""
-        return self._outside is not None
+        return self.outside is not None
 
     def use(self, outside: TensorLike | None) -> None:
         """Let OpenVINO read the tensor `outside`; None: this tensor again."""
-        if self._request.running:
-            raise InferenceError(f"input {self._port.name!r} cannot be exchanged while its request runs")
-        if outside is None and self._outside is not None:
+        was_outside = self.is_outside
+        super().use(outside)
+        if outside is None and was_outside:
             self._set()
-        self._outside, self._shown = outside, None
+        self._shown = None
 
     def move(self) -> None:
         """Attach the tensor, with its contents, to the request's new OpenVINO request."""
         self._shown = None
-        if self._outside is None:
+        if self.outside is None:
             self._set()
 
     def _set(self) -> None:
@@ -150,7 +135,7 @@ class OpenVinoTensor:
 
     def show(self) -> None:
         """Attach the tensor from outside as it is before a call; raises `ShapeError` if its shape does not fit."""
-        if self._outside is None or (data := self._outside.data) is self._shown:
+        if self.outside is None or (data := self.outside.data) is self._shown:
             return
         self._port.admitted(data.shape)
         self._request.engine_request.set_input_tensor(
@@ -191,6 +176,55 @@ class OpenVinoTensor:
         return data if data.dtype == self._dtype else data.view(self._dtype)
 
     def __repr__(self) -> str:
-        if self._outside is not None:
-            return f"OpenVinoTensor({self.element_type}, from outside: {self._outside!r})"
+        if self.outside is not None:
+            return f"OpenVinoTensor({self.element_type}, from outside: {self.outside!r})"
         return f"OpenVinoTensor({self.element_type}, {list(self._shape)}, {self._data.nbytes} of {self._capacity} bytes)"
+
+
+class OpenVinoStringTensor(StringInputTensor):
+    """An input tensor of strings of a request; each call gives OpenVINO a copy of its contents.
+
+    OpenVINO's Python interface copies strings as arrays of NumPy's type `S`, which drop zero bytes at the end of an element.
+    So an input whose element ends with one is refused, and an output lacks them.
+    """
+
+    __slots__ = ("_number",)
+    _request: TensorOwner
+    is_outside = True
+    """OpenVINO never reads this tensor itself, so each call shows it."""
+
+    def __init__(self, request: TensorOwner, number: int, port: InputPort) -> None:
+        self._number = number
+        super().__init__(request, port)
+
+    def move(self) -> None:
+        """Do nothing: the next call shows the tensor to the request's new OpenVINO request."""
+
+    def show(self) -> None:
+        """Give OpenVINO a copy of the contents before a call.
+
+        Raises `InvalidInput` for a string that ends with a zero byte, and `ShapeError` for a shape that does not fit.
+        """
+        data = self.data
+        self._port.admitted(data.shape)
+        encoded = [element.encode() for element in data.ravel().tolist()]
+        for index, element in enumerate(encoded):
+            if element.endswith(b"\0"):
+                raise InvalidInput(
+                    f"input {self._port.name!r}: element {index} ends with a zero byte, which OpenVINO would drop"
+                )
+        tensor = ov.Tensor(ov.Type.string, ov.Shape(data.shape))
+        if encoded:
+            tensor.bytes_data = np.array(encoded, np.bytes_).reshape(data.shape)
+        self._request.engine_request.set_input_tensor(self._number, tensor)
+
+
+def strings_of(tensor: ov.Tensor) -> Array:
+    """Return the strings of an output as objects; raises `InferenceError` where they are no UTF-8."""
+    array = np.empty(tuple(map(int, tensor.shape)), object)
+    if array.size:
+        try:
+            array.reshape(-1)[:] = [element.decode() for element in tensor.bytes_data.ravel().tolist()]
+        except UnicodeDecodeError as error:
+            raise InferenceError(f"an output's string is no UTF-8: {error.reason}") from None
+    return array

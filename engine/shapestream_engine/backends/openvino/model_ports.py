@@ -15,11 +15,10 @@ from openvino import layout_helpers
 
 from shapestream_engine.backends.file_ports import FilePort, Reshaped, signature_of
 from shapestream_engine.backends.openvino.runtime import engine_words
-from shapestream_engine.dimension_table import DimensionTable
 from shapestream_engine.errors import SignatureError
 from shapestream_engine.model import ModelSpec
 from shapestream_engine.model_files import input_symbols
-from shapestream_engine.ports import InputPort
+from shapestream_engine.ports import DimensionTable, InputPort
 from shapestream_engine.shapes import Dimension
 from shapestream_engine.signature import ModelSignature
 

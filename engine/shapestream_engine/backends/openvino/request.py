@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import openvino as ov
 
-from shapestream_engine.array_bytes import array_dtype
-from shapestream_engine.backends.openvino.input_tensor import OpenVinoTensor, tensor_over
+from shapestream_engine.arrays import InputArrays, array_dtype
+from shapestream_engine.backends.openvino.input_tensor import (
+    OpenVinoStringTensor,
+    OpenVinoTensor,
+    strings_of,
+    tensor_over,
+)
 from shapestream_engine.backends.openvino.narrowing import check_range
 from shapestream_engine.backends.openvino.runtime import engine_words
-from shapestream_engine.backends.openvino.string_tensor import OpenVinoStringTensor, strings_of
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError
 from shapestream_engine.infer_request import BackgroundCall, InferRequest, InferResults
-from shapestream_engine.input_arrays import InputArrays
 from shapestream_engine.ports import InputPort
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import (
@@ -36,9 +39,15 @@ from shapestream_engine.tensor import (
 class CompiledGraph:
     """A compiled model, and the means to compile it again."""
 
-    def __init__(self, compile_model: Callable[[], ov.CompiledModel]) -> None:
+    def __init__(
+        self,
+        compile_model: Callable[[], ov.CompiledModel],
+        properties_of: Callable[[ov.CompiledModel], Mapping[str, Any]],
+    ) -> None:
         self._compile = compile_model
         self.compiled = compile_model()
+        self.properties = properties_of(self.compiled)
+        """The properties in effect, as plain data."""
         self.user: Callable[[], object | None] = lambda: None
         """Weak reference to the last request of the graph."""
 

@@ -14,8 +14,13 @@ from torch.utils import _pytree as pytree
 
 from shapestream_engine.backends.file_ports import FilePort, signature_of
 from shapestream_engine.backends.host_request import HostModel
-from shapestream_engine.backends.torch.devices import Device, Program, find_device
-from shapestream_engine.backends.torch.request import ELEMENT_TYPES, TorchRequest
+from shapestream_engine.backends.torch.devices import (
+    ELEMENT_TYPES,
+    Device,
+    Program,
+    TorchRequest,
+    find_device,
+)
 from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.compiled_model import Preparations, PreparedSizes
 from shapestream_engine.errors import EngineError, InferenceError, ModelLoadError, SignatureError

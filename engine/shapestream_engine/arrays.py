@@ -1,4 +1,4 @@
-"""Converts arrays for `infer(inputs)`. Slots gather bytes instead.
+"""Arrays as they are sent, and arrays for `infer(inputs)`, converted to what a port takes. Slots gather bytes instead.
 
 A conversion that would lose something is refused: masked elements, integers that a float type does not hold exactly,
 numbers beyond the range. The client uses the same functions.
@@ -15,7 +15,47 @@ import numpy as np
 from shapestream_engine import string_arrays
 from shapestream_engine.element_types import EXACT_BITS, dtype_of
 from shapestream_engine.errors import ElementTypeError, ShapeError
+from shapestream_engine.layout import Buffer, Tensors
 from shapestream_engine.ports import InputPort
+from shapestream_engine.string_arrays import STRING_TYPES, Array
+
+# ---------------------------------------------------------------- arrays as they are sent
+
+
+def array_dtype(element_type: str) -> np.dtype[Any]:
+    """Return the type of NumPy arrays of an element type: objects for strings. Raises `ElementTypeError` as `dtype_of`."""
+    return np.dtype(object) if element_type in STRING_TYPES else dtype_of(element_type)
+
+
+def array_of(element_type: str, shape: tuple[int, ...], buffer: Buffer) -> Array:
+    """Return the array of a layout's shape and a buffer: of numbers as a view of the buffer, of strings as objects.
+
+    Raises `ShapeError` for strings that do not fit the shape, and for text that is no UTF-8.
+    """
+    if element_type in STRING_TYPES:
+        return string_arrays.unpack(element_type, shape, buffer)
+    return np.ndarray(shape, dtype_of(element_type), buffer)
+
+
+def arrays_of(tensors: Tensors) -> list[Array]:
+    """Return the arrays of a request or a result, in the order of its layout; raises `ShapeError` as `array_of` does."""
+    return [
+        array_of(element_type, shape, buffer)
+        for (_, element_type, shape), buffer in zip(tensors.layout, tensors.buffers, strict=True)
+    ]
+
+
+def sent_array(element_type: str, array: Array) -> tuple[tuple[int, ...], bytes]:
+    """Return the layout's shape and the bytes of an array of this element type.
+
+    Raises `ElementTypeError` for elements that are no strings of it.
+    """
+    if element_type in STRING_TYPES:
+        return string_arrays.pack(element_type, array)
+    return array.shape, array.tobytes()
+
+
+# ---------------------------------------------------------------- inputs of a call
 
 InputArrays: TypeAlias = "Mapping[str, Any] | Sequence[Any]"
 """For each input an array, a value that NumPy converts, or a tensor; by name or in the signature's order."""
