@@ -159,7 +159,7 @@ class CalibrationBench:
         self._seen: set[tuple[int, ...]] = set()
         """The shapes that were measured, as they were asked for."""
         self._too_dear: set[tuple[int, ...]] = set()
-        """Those that were skipped for their time or memory."""
+        """The shapes that were skipped for their time or memory."""
         self._resident = resident_bytes_of(os.getpid())
         self._reports: SimpleQueue[BatchReport] = SimpleQueue()
         pools = {model.signature.name: RequestPool(model, slots)}

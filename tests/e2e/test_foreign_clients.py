@@ -109,6 +109,7 @@ def test_tritonclient_sends_strings(workplace: Any) -> None:
     text = string_models.SERVED.replace('http: "127.0.0.1:0"', 'http: "127.0.0.1:0", grpc: "127.0.0.1:0"')
     served = workplace.serve(text + f"    {string_models.PLACES['worker']}\n")
     served.wait_for("gateways ready")
+    served.wait_for("workers ready")
     addresses = [str(served.wait_for(event)[0]["address"]) for event in ("http ready", "grpc ready")]
     found = output_of("triton", CALLS / "triton_strings.py", ",".join(addresses))
     assert "all right" in found

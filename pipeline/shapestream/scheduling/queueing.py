@@ -141,7 +141,7 @@ class Request:
         self.bonus_s = bonus_s
         """Seconds of virtual time by which its priority makes its turn earlier among its client's models (fairness.py)."""
         self.lead_s = lead_s
-        """The same among clients."""
+        """Seconds of virtual time by which its priority makes its turn earlier among clients."""
         self.cost_ns = cost_ns
         """Predicted slot nanoseconds per request in an efficient batch, or in the call of its group if it runs again.
 

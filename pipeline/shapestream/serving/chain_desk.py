@@ -66,6 +66,8 @@ class Over:
     submit: Sequence[RequestRecord]
     withdraw: Sequence[int]
     ended: Sequence[ChainRequest]
+    tried: int
+    """Requests of stages that were made for this, those included that their models do not take."""
 
 
 class ChainDesk:
@@ -180,7 +182,7 @@ class ChainDesk:
             self._follow(request, now)
         # A chain may end while its stage's requests are made: those that nobody has seen need no withdrawal.
         submit = [record for record in made if record.stage is not None and not record.stage.run.is_over]
-        over = Over(submit=submit, withdraw=self._withdraw, ended=self._ended)
+        over = Over(submit=submit, withdraw=self._withdraw, ended=self._ended, tried=SLICE - left)
         self._withdraw, self._ended = [], []
         return over
 

@@ -193,8 +193,8 @@ class Dispatcher:
 
         After a slice of requests the rest is left for the next turn of the event loop (`_next_wakeup`).
         """
-        submitted = 0
-        while self.desk.is_busy and submitted < SLICE:
+        tried = 0
+        while self.desk.is_busy and tried < SLICE:
             over = self.desk.take(now)
             for request in over.ended:
                 self._end_chain(request, now)
@@ -202,7 +202,7 @@ class Dispatcher:
                 self._handle(events.RequestCancelled(id=id_), now)
             if over.submit:
                 self.submit(over.submit, now)
-            submitted += len(over.submit)
+            tried += over.tried
 
     def _end_chain(self, request: ChainRequest, now: float) -> None:
         record, run = request.record, request.run
