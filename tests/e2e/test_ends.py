@@ -21,7 +21,7 @@ grpc = pytest.importorskip("grpc", reason="the extra [grpc] is not installed")
 from tests.e2e.balancing import BODY, KINDS, PATH, PAUSE_S, Backend, Balancer, ConnectionBalancer  # noqa: E402
 from tests.e2e.conftest import until  # noqa: E402
 from tests.e2e.grpc_calls import TIMEOUT_S, Caller  # noqa: E402
-from tests.e2e.test_gateways import infer, port_of  # noqa: E402
+from tests.e2e.http_calls import infer, port_of  # noqa: E402
 
 from shapestream.gateway import open_inference_pb2 as protocol  # noqa: E402
 

@@ -18,17 +18,14 @@ from shapestream.client.async_face import Client
 from shapestream.gateway.options import ForwardingOptions, TextServices, log_end, log_left
 from shapestream.gateway.routes import Routes
 from shapestream.transport.http_listener import place_of
-from shapestream.web.connection import RETRY_SOON
 from shapestream.web.ending import LEAVE, Asked, AskedToEnd
-from shapestream.web.messages import Handler, HttpError, HttpLimits, HttpRequest
+from shapestream.web.messages import HttpLimits
 from shapestream.web.server import HttpServer, listeners_of
 
 log = structlog.get_logger()
 
 LOOK_S = 0.1
 """Seconds between two looks whether connections are left."""
-READINESS = ("/v2/health/ready", "/health")
-"""Pages by which balancers see that this gateway leaves, although its server is ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,14 +76,8 @@ async def run_gateway(
                     default_priority_level=options.default_priority_level,
                     services=options.services,
                 )
-
-                def admit(request: HttpRequest) -> tuple[str, Handler]:
-                    if end.state is Asked.LEAVE and request.path in READINESS:
-                        raise HttpError(503, "this gateway leaves", RETRY_SOON)
-                    return routes.admit(request)
-
                 limits = replace(options.limits, max_connection_s=options.max_connection_s)
-                server = HttpServer(admit, limits)
+                server = HttpServer(routes.admit, limits)
 
                 async def serve(*, task_status: trio.TaskStatus[None]) -> None:
                     await server.run(listeners_of(listener, options.tls), task_status=task_status)
@@ -98,6 +89,7 @@ async def run_gateway(
                 ready()
                 await asked.wait()
                 if end.state is Asked.LEAVE:
+                    routes.leaves = True
                     await _leave(options, server, stopping)
                 if end.state is Asked.LEAVE:
                     log_left()

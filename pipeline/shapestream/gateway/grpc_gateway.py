@@ -154,6 +154,7 @@ def _leave(
     options: GrpcGatewayOptions, service: InferenceService, first: grpc.Server, signals: _Signals
 ) -> list[grpc.Server]:
     """Take calls for the time of the lame duck. Return the server that has taken the place of the first one, if any."""
+    service.leaves = True
     lame = options.lame_duck(time.monotonic())
     second: list[grpc.Server] = []
 

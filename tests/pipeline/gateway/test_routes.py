@@ -280,6 +280,21 @@ async def test_a_draining_server_answers_what_it_has_and_refuses_what_is_new() -
 
 
 @virtual_time
+async def test_a_gateway_that_leaves_is_not_ready_and_serves_all_the_same() -> None:
+    """Its balancers are told so although its server is ready."""
+    async with place() as site:
+        assert 200 == await site.status_of("/v2/models/echo/ready")
+        site.routes.leaves = True
+        for path in ("/v2/health/ready", "/v2/models/echo/ready"):
+            reply = await site.ask("GET", path)
+            assert (503, "this gateway leaves") == (reply.status, reply.content["error"]), path
+        assert 200 == await site.status_of("/v2/health/live")
+        answers = site.infer_soon(echo_body(7))
+        assert 7.0 == await site.run_next()
+        assert [200] == [reply.status for reply in answers]
+
+
+@virtual_time
 async def test_a_failed_call_is_500_with_the_words_of_the_engine() -> None:
     """The next request is served."""
     async with place() as site:
