@@ -58,7 +58,7 @@ def test_ready_means_that_every_model_has_a_slot_and_the_server_does_not_drain(w
         answer = beside.submit(client.infer, "gated", {"x": np.ones((1, 2), np.float32)})
         workplace.wait_entered()
         served.send(signal.SIGTERM)
-        until("the drain", lambda: "the server drains" in get(port, "/health/ready")[1]["why"])
+        until("the drain", lambda: "the server leaves" in get(port, "/health/ready")[1]["why"])
         assert 200 == get(port, "/health/live")[0]
         workplace.open_gate()
         assert 2.0 == answer.result()["y"][0, 0]

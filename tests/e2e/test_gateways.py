@@ -19,10 +19,10 @@ from typing import Any
 import psutil
 import pytest
 from tests.e2e.conftest import alive, until
+from tests.e2e.http_calls import BODY, TIMEOUT_S, ask, infer, port_of
 
 pytestmark = pytest.mark.e2e
 
-TIMEOUT_S = 120.0
 SERVED = """\
     server: {listen: [ipc://s.sock], http: HTTP}
     models:
@@ -35,7 +35,6 @@ SERVED = """\
         batching: {max_batch: 1}
     workers: [{count: 1, slots: 1, threads: 1}]
 """
-BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}
 
 
 def serve(workplace: Any, http: str, model: str = "double") -> Any:
@@ -44,42 +43,6 @@ def serve(workplace: Any, http: str, model: str = "double") -> Any:
     served.wait_for("gateways ready")
     served.wait_for("workers ready")
     return served
-
-
-def port_of(served: Any) -> int:
-    """Of its HTTP."""
-    (line,) = served.events("http ready")
-    return int(line["address"].rpartition(":")[2])
-
-
-def ask(
-    port: int,
-    method: str,
-    path: str,
-    body: Any = None,
-    *,
-    token: str = "",
-    context: ssl.SSLContext | None = None,
-) -> tuple[int, Any]:
-    """Status and answer, over a connection of its own."""
-    connection = (
-        http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
-        if context is None
-        else http.client.HTTPSConnection("127.0.0.1", port, timeout=TIMEOUT_S, context=context)
-    )
-    with closing(connection):
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        connection.request(method, path, body=None if body is None else json.dumps(body), headers=headers)
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
-
-
-def infer(port: int, token: str = "", context: ssl.SSLContext | None = None) -> list[float]:
-    """What the model answers."""
-    status, answer = ask(port, "POST", "/v2/models/gated/infer", BODY, token=token, context=context)
-    assert 200 == status, answer
-    found: list[float] = answer["outputs"][0]["data"]
-    return found
 
 
 def pids(served: Any) -> list[int]:

@@ -17,7 +17,9 @@ from typer.testing import CliRunner
 
 from shapestream.settings import json_schema, load_settings
 from shapestream.settings.loader import REMOVED
+from shapestream.settings.server_settings import LAME_DUCK_S
 from shapestream_workers.cli import app
+from shapestream_workers.gateways import STOP_GRACE_S
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -60,7 +62,7 @@ def test_the_schema_beside_the_configurations_is_up_to_date() -> None:
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-MOST_KEYS, MOST_NAMES = 104, 94
+MOST_KEYS, MOST_NAMES = 106, 96
 ANOTHER_S = {"apiVersion", "readinessProbe"}
 """First keys of YAML that Kubernetes reads."""
 
@@ -141,7 +143,7 @@ def test_every_setting_is_documented() -> None:
 
 
 def test_there_are_few_settings() -> None:
-    """A key counts once for each of its meanings (104), and a name once for all sections (94). A new one needs a reason."""
+    """A key counts once for each of its meanings (106), and a name once for all sections (96). A new one needs a reason."""
     assert MOST_KEYS >= len(_keys())
     assert MOST_NAMES >= len({key for key, _ in _keys()})
 
@@ -192,7 +194,7 @@ def image() -> dict[str, str]:
 
 
 def test_the_systemd_unit_runs_a_command_that_exists() -> None:
-    """And its time-out leaves room for the default grace, its restarts respect the exit statuses."""
+    """And its time-out, and those that a page names, leave room for an end; its restarts respect the exit statuses."""
     settings_of_unit = unit()
     program, command, config = shlex.split(settings_of_unit["ExecStart"])
     assert ("shapestream", True, ".yaml") == (Path(program).name, command in COMMANDS, Path(config).suffix)
@@ -201,7 +203,11 @@ def test_the_systemd_unit_runs_a_command_that_exists() -> None:
     assert "mixed" == settings_of_unit["KillMode"], "workers are stopped by the server, in order"
     assert ("notify", True) == (settings_of_unit["Type"], int(settings_of_unit["WatchdogSec"]) > 0)
     settings = load_settings(ROOT / "configs" / "function.yaml").settings
-    assert int(settings_of_unit["TimeoutStopSec"]) > settings.server.grace_s + 5
+    longest_s = int(settings_of_unit["TimeoutStopSec"])
+    assert LAME_DUCK_S + settings.server.grace_s + STOP_GRACE_S + 5 < longest_s
+    page = (ROOT / "docs" / "reliability.md").read_text()
+    for line in ("TimeoutStopSec={}", "terminationGracePeriodSeconds: {}", "stop_grace_period: {}s"):
+        assert line.format(longest_s) in page
 
 
 def test_the_systemd_unit_keeps_the_caches() -> None:

@@ -262,6 +262,24 @@ def test_the_default_for_hangs_leaves_room_for_silence(tmp_path: Path) -> None:
     assert 40.0 == silent.effective_hang_min_s
 
 
+@pytest.mark.parametrize(
+    ("server", "lame_duck_s"),
+    [
+        ("", 0.0),
+        ("http: '127.0.0.1:0', grpc: '127.0.0.1:0'", 0.0),
+        ("http: '127.0.0.1:0', grpc: '0.0.0.0:0', security: network", 10.0),
+        ("http: '0.0.0.0:0', security: network, lame_duck_s: 3", 3.0),
+        ("http: '127.0.0.1:0', lame_duck_s: 0", 0.0),
+    ],
+)
+def test_the_default_of_the_lame_duck_follows_from_the_addresses_of_gateways(
+    tmp_path: Path, server: str, lame_duck_s: float
+) -> None:
+    """Balancers are on other machines."""
+    loaded = load(tmp_path, f"server: {{{server}}}\n" + ONE_MODEL)
+    assert lame_duck_s == loaded.settings.server.effective_lame_duck_s
+
+
 def test_a_model_that_no_worker_serves_is_a_mistake_unless_workers_dial_in(tmp_path: Path) -> None:
     """Forgetting a model in `workers` would leave its clients waiting for ever."""
     text = "models: [{name: a, path: a.xml}, {name: b, path: b.xml}]\nworkers: [{models: [a]}]\n"

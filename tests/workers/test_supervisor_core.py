@@ -11,6 +11,7 @@ from shapestream_workers.supervisor.core import (
     GiveUp,
     KeepWorker,
     KillWorker,
+    LeaveRequested,
     ProcessState,
     ReplacementWanted,
     Restarted,
@@ -20,6 +21,7 @@ from shapestream_workers.supervisor.core import (
     StopNow,
     StopRequested,
     Supervisor,
+    TellToLeave,
     TerminateWorker,
     WakeupDue,
     WorkerExited,
@@ -170,6 +172,24 @@ def test_a_worker_that_waits_for_its_restart_is_not_started_while_stopping() -> 
     assert [] == supervisor.handle(StopRequested(grace_s=5.0), 0.5)
     assert supervisor.finished
     assert [] == supervisor.handle(WakeupDue(), 100.0)
+
+
+def test_leaving_starts_nothing_and_ends_what_has_not_begun_to_serve() -> None:
+    """Processes that serve are told, and end by themselves or when they are asked to."""
+    supervisor = started("a", "b", "waits", "starts")
+    for worker in ("a", "b"):
+        supervisor.handle(WorkerReady(worker=worker), 1.0)
+    crash_of_waits = WorkerExited(worker="waits", status=-9)
+    supervisor.handle(crash_of_waits, 2.0)
+    told = [TellToLeave(worker="a"), TellToLeave(worker="b"), TerminateWorker(worker="starts")]
+    assert told == supervisor.handle(LeaveRequested(), 2.01)
+    assert [] == supervisor.handle(WorkerExited(worker="a", status=0), 3.0)
+    assert [] == supervisor.handle(WorkerExited(worker="starts", status=0), 3.0)
+    assert [] == supervisor.handle(WakeupDue(), 100.0)
+    assert not supervisor.finished
+    assert [TerminateWorker(worker="b")] == supervisor.handle(StopRequested(grace_s=5.0), 101.0)
+    supervisor.handle(WorkerExited(worker="b", status=0), 102.0)
+    assert supervisor.finished
 
 
 def test_stop_now_kills_what_runs_and_what_was_asked_before() -> None:
@@ -457,7 +477,19 @@ def test_a_restart_tries_again_where_a_replacement_had_failed() -> None:
     st.lists(
         st.tuples(
             st.sampled_from(
-                ["exit", "exit", "ready", "ready", "replace", "replace", "restart", "time", "stop", "now"]
+                [
+                    "exit",
+                    "exit",
+                    "ready",
+                    "ready",
+                    "replace",
+                    "replace",
+                    "restart",
+                    "time",
+                    "leave",
+                    "stop",
+                    "now",
+                ]
             ),
             st.integers(0, 2),
             st.floats(0.0, 20.0),
@@ -478,7 +510,7 @@ def test_whatever_happens_a_worker_never_runs_twice_and_nothing_starts_after_a_s
         worker = sorted(running)[which] if which < len(running) else ""
         if kind in ("exit", "ready", "replace") and not worker:
             continue
-        stopping |= kind in ("stop", "now")
+        stopping |= kind in ("leave", "stop", "now")
         running -= {worker} if kind == "exit" else set()
         event = {
             "exit": WorkerExited(
@@ -488,6 +520,7 @@ def test_whatever_happens_a_worker_never_runs_twice_and_nothing_starts_after_a_s
             "ready": WorkerReady(worker=worker),
             "replace": ReplacementWanted(worker=worker),
             "time": WakeupDue(),
+            "leave": LeaveRequested(),
             "stop": StopRequested(grace_s=5.0),
             "now": StopNow(),
         }[kind]
@@ -497,7 +530,7 @@ def test_whatever_happens_a_worker_never_runs_twice_and_nothing_starts_after_a_s
                     assert not stopping
                     assert action.worker not in running
                     running.add(action.worker)
-                case TerminateWorker() | KillWorker():
+                case TellToLeave() | TerminateWorker() | KillWorker():
                     assert action.worker in running
                 case GiveUp():
                     assert action.worker not in running

@@ -221,6 +221,16 @@ def gateway(
     key: Key = None,
     server_key: ServerKey = None,
     timeout: Timeout = 60.0,
+    grace: Annotated[
+        float, typer.Option(min=0.0, metavar="SECONDS", help="Time that requests have after SIGTERM.")
+    ] = 25.0,
+    lame_duck: Annotated[
+        float | None,
+        typer.Option(min=0.0, metavar="SECONDS", help="Before: time for which requests are still taken."),
+    ] = None,
+    max_connection: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Age of a connection with a last answer.")
+    ] = 300.0,
     listener: Annotated[int | None, typer.Option(hidden=True)] = None,
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
 ) -> None:
@@ -251,6 +261,9 @@ def gateway(
             key=key,
             server_key=server_key,
             timeout_s=timeout,
+            grace_s=grace,
+            lame_duck_s=lame_duck,
+            max_connection_s=max_connection,
             is_open=opened,
             supervised=supervised,
             ready_channel=channel,

@@ -20,6 +20,7 @@ import trio
 from shapestream.addresses import is_beyond_loopback
 from shapestream.errors import ConfigurationError
 from shapestream.gateway.options import TextServices
+from shapestream.settings.server_settings import LAME_DUCK_S
 from shapestream.transport.guards import raise_descriptor_limit
 from shapestream.transport.http_listener import listen_at, place_of, reserve_at
 from shapestream.web.tokens import read_tokens
@@ -43,14 +44,23 @@ class GatewayRequest:
     key: Path | None
     server_key: str | None
     timeout_s: float
+    grace_s: float
+    """Seconds that requests have to end."""
+    lame_duck_s: float | None
+    """Seconds for which requests are taken before that. None: the default of `server.lame_duck_s`."""
+    max_connection_s: float
+    """Age of a connection from which it ends with its next answer."""
     is_open: bool
     """The network keeps strangers away."""
     supervised: bool
     """A server started it. It ends with its server: nobody waits for another one."""
     ready_channel: int | None
 
-    def forwarding(self) -> dict[str, Any]:
-        """Return the arguments of `ForwardingOptions`. Raises `ConfigurationError` for a file that cannot be used."""
+    def forwarding(self, address: str) -> dict[str, Any]:
+        """Return the arguments of `ForwardingOptions` for a gateway at HOST:PORT.
+
+        Raises `ConfigurationError` for a file that cannot be used.
+        """
         return {
             "server": self.server,
             "key": None if self.key is None else str(self.key),
@@ -58,8 +68,17 @@ class GatewayRequest:
             "tokens": None if self.token_file is None else read_tokens(self.token_file),
             "default_priority_level": self.default_priority_level,
             "connect_timeout_s": self.timeout_s,
-            **({"unavailable_after_s": 1.0, "grace_s": 1.0} if self.supervised else {}),
+            "grace_s": self.grace_s,
+            "lame_duck_s": self._lame_duck_s(address),
+            "is_told": self.supervised,
+            "max_connection_s": self.max_connection_s,
+            **({"unavailable_after_s": 1.0} if self.supervised else {}),
         }
+
+    def _lame_duck_s(self, address: str) -> float:
+        if self.lame_duck_s is not None:
+            return self.lame_duck_s
+        return LAME_DUCK_S if is_beyond_loopback(f"tcp://{address}") else 0.0
 
     def check_reach(self, address: str) -> None:
         """Raise `ConfigurationError` for an address that other machines reach, without tokens or a safe network.
@@ -111,7 +130,7 @@ def run_http(
     from shapestream.web.messages import HttpLimits
 
     options = GatewayOptions(
-        **request.forwarding(),
+        **request.forwarding(address),
         tls=request.tls_context(),
         limits=HttpLimits(max_body_bytes=max_body),
         services=services,
@@ -142,7 +161,7 @@ def run_grpc(request: GatewayRequest, address: str, *, max_message: int, max_cal
     holder = None if request.supervised else reserve_at(address)
     place = address if holder is None else place_of(holder)
     options = GrpcGatewayOptions(
-        **request.forwarding(),
+        **request.forwarding(address),
         address=place,
         tls=request.tls_files(),
         limits=GrpcLimits(max_message_bytes=max_message, max_calls=max_calls),

@@ -22,7 +22,14 @@ from importlib.util import find_spec
 from typing import Literal, TypeAlias
 
 from shapestream.errors import ConfigurationError
-from shapestream.settings import GatewaySettings, GrpcSettings, HttpSettings, LoadedSettings, Settings
+from shapestream.settings import (
+    GatewaySettings,
+    GrpcSettings,
+    HttpSettings,
+    LoadedSettings,
+    ServerSettings,
+    Settings,
+)
 from shapestream.transport.http_listener import listen_at, place_of, reserve_at
 from shapestream_workers.chains import service_options
 from shapestream_workers.supervisor.core import RestartPolicy
@@ -30,6 +37,8 @@ from shapestream_workers.supervisor.processes import SupervisedProcesses
 
 BACKLOG = 1024
 """Connections that wait for a gateway, at most."""
+STOP_GRACE_S = 5.0
+"""Seconds for a process to end after its requests have: last answers leave, and nothing else is left to do."""
 
 Kind: TypeAlias = Literal["http", "grpc"]
 LIBRARIES: Mapping[Kind, Sequence[str]] = {
@@ -71,17 +80,19 @@ class GatewayPort:
             raise ConfigurationError([missing])
         if isinstance(settings, HttpSettings):
             taken = listen_at(settings.address, backlog=BACKLOG)
-            options = ["--listener", str(taken.fileno()), *service_options(settings, whole)]
+            options = ["--listener", str(taken.fileno()), "--max-connection", str(settings.max_connection_s)]
+            options += service_options(settings, whole)
         else:
             taken = reserve_at(settings.address)
             options = ["--grpc", place_of(taken)]
         return cls(kind=kind, settings=settings, socket=taken, options=options)
 
-    def commands(self, server_address: str) -> dict[str, list[str]]:
-        """Return the command line of each process, by name."""
+    def commands(self, server_address: str, *, grace_s: float, lame_duck_s: float) -> dict[str, list[str]]:
+        """Return the command line of each process, by name. Its requests have `grace_s` seconds at its end."""
         program = [sys.executable, "-P", "-m", "shapestream_workers", "gateway", server_address]
         settings = self.settings
-        options = ["--supervised", "--max-body", str(settings.max_body)]
+        options = ["--supervised", "--grace", str(grace_s), "--lame-duck", str(lame_duck_s)]
+        options += ["--max-body", str(settings.max_body)]
         if settings.token_file is not None:
             options += ["--token-file", settings.token_file]
         if settings.tls is not None:
@@ -104,19 +115,21 @@ class GatewayPorts:
         return {port.kind: place_of(port.socket) for port in self._ports}
 
     def processes(
-        self, server_address: str, *, grace_s: float, all_ready: Callable[[], None]
+        self, server_address: str, settings: ServerSettings, *, all_ready: Callable[[], None]
     ) -> SupervisedProcesses:
-        """Return the gateways, to be run. They end within `grace_s` seconds of the request to.
+        """Return the gateways, to be run. The requests of one that is replaced have the server's grace.
 
         `all_ready` is called whenever each of them is ready. They are never given up, since each holds nothing but its
         connections.
         """
         commands: dict[str, list[str]] = {}
         for port in self._ports:
-            commands |= port.commands(server_address)
+            commands |= port.commands(
+                server_address, grace_s=settings.grace_s, lame_duck_s=settings.effective_lame_duck_s
+            )
         return SupervisedProcesses(
             commands,
-            RestartPolicy(max_crashes=sys.maxsize, drain_s=grace_s),
+            RestartPolicy(max_crashes=sys.maxsize, drain_s=settings.grace_s + STOP_GRACE_S),
             kind="gateway",
             all_ready=all_ready,
             descriptors=[port.socket.fileno() for port in self._ports if port.kind == "http"],

@@ -33,7 +33,7 @@ from shapestream_workers import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME
 from shapestream_workers.access import open_admin_port, server_security
 from shapestream_workers.chains import plan_chains
 from shapestream_workers.costs import cost_tables
-from shapestream_workers.gateways import GatewayPorts, open_ports
+from shapestream_workers.gateways import STOP_GRACE_S, GatewayPorts, open_ports
 from shapestream_workers.interruption import handed_over
 from shapestream_workers.models import compile_models, digests_of, placement_warnings
 from shapestream_workers.process import exit_after, keep_what_is_loaded
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-STOP_GRACE_S = 5.0
-"""Seconds for workers to end after the server has drained; they have nothing left to do by then."""
 LAST_WORDS_S = 1.0
 """Seconds to tell the clients after the second signal, or when no worker is left."""
 
@@ -227,6 +225,7 @@ class _Serving:
         self._server: Server
         self._reloads: Reloads
         self._drained = trio.Event()
+        self._gateways: SupervisedProcesses | None = None
         self._gateways_ended = trio.Event()
         self._reachable = trio.Event()
         """Set when all ports answer."""
@@ -247,7 +246,7 @@ class _Serving:
     async def _run(self, signals: AsyncIterator[int]) -> int:
         async with trio.open_nursery() as nursery:
             server = self._server = await nursery.start(self._serve)
-            gateways = self._gateways()
+            gateways = self._gateways = self._gateway_processes()
             self._reloads = Reloads(
                 self._loaded,
                 server,
@@ -269,7 +268,7 @@ class _Serving:
             if in_process is not None and in_process.memory_limit is not None:
                 warn = partial(_warn_of_memory, in_process.memory_limit)
                 nursery.start_soon(watch_memory, in_process.memory_limit, warn)
-            nursery.start_soon(self._obey_signals, signals, nursery.cancel_scope)
+            nursery.start_soon(self._obey_signals, signals, nursery)
             if gateways is not None:
                 nursery.start_soon(self._run_gateways, gateways)
             await self._run_workers()
@@ -336,13 +335,13 @@ class _Serving:
                     server.drain(grace_s=LAST_WORDS_S)
             nursery.cancel_scope.cancel()
 
-    def _gateways(self) -> SupervisedProcesses | None:
+    def _gateway_processes(self) -> SupervisedProcesses | None:
         """Return the processes that speak HTTP and gRPC, or None if none are configured."""
         if self._gateway_ports is None:
             self._gateways_ended.set()
             return None
         return self._gateway_ports.processes(
-            self._server.addresses[-1], grace_s=STOP_GRACE_S, all_ready=self._tell_reachable
+            self._server.addresses[-1], self._loaded.settings.server, all_ready=self._tell_reachable
         )
 
     def _tell_reachable(self) -> None:
@@ -365,12 +364,20 @@ class _Serving:
                 log.error("server stops", why=str(error))
                 self._server.drain(grace_s=LAST_WORDS_S)
             finally:
+                self._close_gateway_ports()
                 self._gateways_ended.set()
             nursery.cancel_scope.cancel()
 
     async def _stop_after_server(self, processes: SupervisedProcesses) -> None:
         await self._drained.wait()
+        if processes is self._gateways:
+            self._close_gateway_ports()
         processes.stop(STOP_GRACE_S)
+
+    def _close_gateway_ports(self) -> None:
+        """Refuse connections once no gateway accepts them: the system would keep them waiting."""
+        if self._gateway_ports is not None:
+            self._gateway_ports.close()
 
     def _expect(self, settings: Settings) -> None:
         """Tell the server which models its workers serve from now on, and which they serve no more."""
@@ -396,7 +403,19 @@ class _Serving:
             raise ConfigurationError(["the server stops"])
         return self._reloads.ask()
 
-    async def _obey_signals(self, signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    async def _leave(self, lame_duck_s: float) -> None:
+        """Take requests at the gateways for a while, although the server is not ready, and then drain.
+
+        It ends when the last gateway has ended, since no connection was left. The server of none drains at once.
+        """
+        self._server.leave()
+        if self._gateways is not None:
+            self._gateways.leave()
+        with trio.move_on_after(lame_duck_s):
+            await self._gateways_ended.wait()
+        self._server.drain()
+
+    async def _obey_signals(self, signals: AsyncIterator[int], nursery: trio.Nursery) -> None:
         async for number in signals:
             name = signal.Signals(number).name
             if number == signal.SIGHUP and not (self._had_terminal and not has_terminal()):
@@ -407,16 +426,19 @@ class _Serving:
                 continue
             if not self._stop_asked:
                 self._stop_asked = True
-                log.info("stopping", signal=name, grace_s=self._loaded.settings.server.grace_s)
+                settings = self._loaded.settings.server
+                # Who presses Ctrl-C in a terminal waits for no balancer.
+                lame_duck_s = 0.0 if number == signal.SIGINT else settings.effective_lame_duck_s
+                log.info("stopping", signal=name, lame_duck_s=lame_duck_s, grace_s=settings.grace_s)
                 notify("STOPPING=1")
-                self._server.drain()
+                nursery.start_soon(self._leave, lame_duck_s)
                 continue
             log.warning("stopping at once", signal=name)
             self._status = EXIT_RUNTIME
             if self._workers is not None:
                 self._workers.stop_now()
             exit_after(LAST_WORDS_S)
-            scope.cancel()
+            nursery.cancel_scope.cancel()
             return
 
 

@@ -7,7 +7,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 import trio
@@ -15,13 +15,17 @@ import trio
 from shapestream.addresses import is_beyond_loopback
 from shapestream.client import trio_client
 from shapestream.client.async_face import Client
-from shapestream.gateway.options import ForwardingOptions, TextServices
+from shapestream.gateway.options import ForwardingOptions, TextServices, log_end, log_left
 from shapestream.gateway.routes import Routes
 from shapestream.transport.http_listener import place_of
+from shapestream.web.ending import LEAVE, Asked, AskedToEnd
 from shapestream.web.messages import HttpLimits
 from shapestream.web.server import HttpServer, listeners_of
 
 log = structlog.get_logger()
+
+LOOK_S = 0.1
+"""Seconds between two looks whether connections are left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,22 +47,27 @@ async def run_gateway(
 ) -> None:
     """Serve HTTP until SIGTERM or SIGINT; the second one ends it at once, and so does any before it serves.
 
+    SIGTERM begins the lame duck, as LEAVE does where the server's process tells it when to leave. Then SIGTERM ends that.
     `ready` is called once requests are answered. Raises Unavailable if the server does not answer at first.
     """
-    serving, stopping, ended = trio.Event(), trio.Event(), trio.Event()
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    serving, asked, stopping, ended = trio.Event(), trio.Event(), trio.Event(), trio.Event()
+    end = AskedToEnd(is_told=options.is_told)
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, LEAVE) as signals:
         obeys_signals()
         async with trio.open_nursery() as nursery:
 
             async def obey() -> None:
                 async for number in signals:
-                    log.info("gateway stops", signal=signal.Signals(number).name)
-                    if stopping.is_set() or not serving.is_set():
+                    if not end.take(number):
+                        continue
+                    log_end(end.state, number)
+                    if end.state is Asked.END_NOW or not serving.is_set():
                         nursery.cancel_scope.cancel()
-                    stopping.set()
+                    asked.set()
+                    if end.state is Asked.STOP:
+                        stopping.set()
 
             nursery.start_soon(obey)
-            # The HTTP server outlives the client: requests that end with it are still answered.
             async with _connected(options) as client:
                 routes = Routes(
                     client,
@@ -67,7 +76,8 @@ async def run_gateway(
                     default_priority_level=options.default_priority_level,
                     services=options.services,
                 )
-                server = HttpServer(routes.admit, options.limits)
+                limits = replace(options.limits, max_connection_s=options.max_connection_s)
+                server = HttpServer(routes.admit, limits)
 
                 async def serve(*, task_status: trio.TaskStatus[None]) -> None:
                     await server.run(listeners_of(listener, options.tls), task_status=task_status)
@@ -77,10 +87,23 @@ async def run_gateway(
                 await nursery.start(serve)
                 serving.set()
                 ready()
-                await stopping.wait()
-                server.stop()
-                with trio.move_on_after(options.grace_s):
-                    await ended.wait()
+                await asked.wait()
+                if end.state is Asked.LEAVE:
+                    routes.leaves = True
+                    await _leave(options, server, stopping)
+                if end.state is Asked.LEAVE:
+                    log_left()
+                server.stop(options.grace_s)
+                await ended.wait()
+
+
+async def _leave(options: GatewayOptions, server: HttpServer, stopping: trio.Event) -> None:
+    """Take requests for the time of the lame duck. Each connection ends with its next answer."""
+    server.leave()
+    lame = options.lame_duck(trio.current_time())
+    while not stopping.is_set() and not lame.is_over(trio.current_time(), server.empty_since):
+        with trio.move_on_after(LOOK_S):
+            await stopping.wait()
 
 
 def _connected(options: GatewayOptions) -> AbstractAsyncContextManager[Client]:

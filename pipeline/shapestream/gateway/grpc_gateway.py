@@ -8,12 +8,18 @@ their callers, and refuses others at once by RESOURCE_EXHAUSTED; the pool has th
 
 gRPC opens its port itself, and takes no open socket. So all gateways of a server listen at the same port (SO_REUSEPORT), and
 the kernel gives each of them a share of the connections.
+
+A lame duck has two halves. In the first, all goes on, and balancers see that the server is not ready. In the second, a
+second server of grpcio's has the port: the first one stops, which sends GOAWAY over its connections, and peers that come
+back are served all the same. gRPC cancels calls that meet its GOAWAY, so that is not sent at once.
 """
 
 from __future__ import annotations
 
+import math
 import queue
 import signal
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,8 +32,10 @@ import structlog
 from shapestream.client import blocking_client
 from shapestream.errors import ConfigurationError
 from shapestream.gateway.grpc_calls import RunningCalls
-from shapestream.gateway.grpc_service import InferenceService
-from shapestream.gateway.options import ForwardingOptions
+from shapestream.gateway.grpc_service import InferenceService, OpenStreams
+from shapestream.gateway.options import ForwardingOptions, log_end, log_left
+from shapestream.transport.http_listener import connections_at
+from shapestream.web.ending import LEAVE, Asked, AskedToEnd
 
 log = structlog.get_logger()
 
@@ -59,8 +67,8 @@ class GrpcLimits:
     least_ping_s: float = 5.0
     """Seconds between the pings of a peer, at least. gRPC's own limit of 5 minutes cuts off clients that keep alive."""
 
-    def options(self) -> list[tuple[str, int]]:
-        """Return the options of gRPC's server."""
+    def options(self, max_connection_s: float) -> list[tuple[str, int]]:
+        """Return the options of gRPC's server. A connection of that age is told to go."""
         return [
             ("grpc.so_reuseport", 1),
             ("grpc.max_receive_message_length", self.max_message_bytes),
@@ -72,6 +80,8 @@ class GrpcLimits:
             ("grpc.max_metadata_size", self.max_metadata_bytes),
             ("grpc.absolute_max_metadata_size", self.max_metadata_bytes),
             ("grpc.max_connection_idle_ms", round(self.idle_s * 1000)),
+            # gRPC itself takes a tenth more or less. Calls that run then are answered, however long they take.
+            ("grpc.max_connection_age_ms", round(max_connection_s * 1000)),
             ("grpc.server_handshake_timeout_ms", round(self.handshake_s * 1000)),
             ("grpc.keepalive_time_ms", round(self.ping_s * 1000)),
             ("grpc.keepalive_timeout_ms", round(self.ping_s * 1000)),
@@ -99,10 +109,11 @@ def run_grpc_gateway(
 ) -> None:
     """Serve gRPC until SIGTERM or SIGINT; the second one ends it at once.
 
+    SIGTERM begins the lame duck, as LEAVE does where the server's process tells it when to leave. Then SIGTERM ends that.
     `ready` is called once calls are answered. Call it in the main thread. Raises Unavailable if the server does not answer
     at first, and `ConfigurationError` for an address or a certificate that cannot be used.
     """
-    with _signals() as signals:
+    with _signals(options) as signals:
         obeys_signals()
         client = blocking_client.connect(
             options.server,
@@ -124,12 +135,46 @@ def run_grpc_gateway(
             with calls.watched():
                 signals.serves = True
                 ready()
+                servers = [server]
                 signals.wait(until=client.has_ended)
+                if signals.end.state is Asked.LEAVE:
+                    servers += _leave(options, service, server, signals)
+                if signals.end.state is Asked.LEAVE:
+                    log_left()
                 # No new calls from here on; those that run are answered.
-                ended = server.stop(options.grace_s)
+                grace_s = 0.0 if signals.end.state is Asked.END_NOW else options.grace_s
+                ended = [each.stop(grace_s) for each in servers]
                 service.streams.end()
-                signals.wait(until=ended.is_set)
-                server.stop(0).wait(ABORT_S)
+                signals.wait(until=lambda: all(each.is_set() for each in ended))
+                for each in servers:
+                    each.stop(0).wait(ABORT_S)
+
+
+def _leave(
+    options: GrpcGatewayOptions, service: InferenceService, first: grpc.Server, signals: _Signals
+) -> list[grpc.Server]:
+    """Take calls for the time of the lame duck. Return the server that has taken the place of the first one, if any."""
+    service.leaves = True
+    lame = options.lame_duck(time.monotonic())
+    second: list[grpc.Server] = []
+
+    def is_over() -> bool:
+        is_empty = lame.seconds > 0 and connections_at(options.address) == 0
+        return lame.is_over(time.monotonic(), -math.inf if is_empty else None)
+
+    def sends_goaway() -> bool:
+        return is_over() or (lame.seconds > 0 and time.monotonic() >= lame.goaway_at)
+
+    if signals.wait(until=sends_goaway) or is_over():
+        return second
+    second.append(_server(options, service))
+    second[0].start()
+    first.stop(lame.seconds / 2 + options.grace_s)
+    # The streams of the first server end. Those of the second are others.
+    streams, service.streams = service.streams, OpenStreams(service)
+    streams.end()
+    signals.wait(until=is_over)
+    return second
 
 
 def _server(options: GrpcGatewayOptions, service: InferenceService) -> grpc.Server:
@@ -137,7 +182,7 @@ def _server(options: GrpcGatewayOptions, service: InferenceService) -> grpc.Serv
     threads = RunningCalls.threads(limits.max_calls)
     server = grpc.server(
         ThreadPoolExecutor(threads, thread_name_prefix="call"),
-        options=limits.options(),
+        options=limits.options(options.max_connection_s),
         maximum_concurrent_rpcs=threads + MOST_UNREFUSED,
     )
     for name, calls in service.handlers().items():
@@ -155,32 +200,38 @@ def _server(options: GrpcGatewayOptions, service: InferenceService) -> grpc.Serv
 class _Signals:
     """SIGTERM and SIGINT in the main thread: they interrupt what it does, until it `serves` and waits for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_told: bool) -> None:
+        self.end = AskedToEnd(is_told=is_told)
         self.serves = False
         self._news: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def obey(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
+        if number == LEAVE and not self.serves:
+            return
         if not self.serves:
             raise KeyboardInterrupt
         self._news.put(number)
 
-    def wait(self, until: Callable[[], bool]) -> None:
-        """Wait for a signal, or until something else has happened."""
+    def wait(self, until: Callable[[], bool]) -> bool:
+        """Wait for a signal, or until something else has happened. Tell whether it was a signal."""
         while not until():
             # In short turns: a signal that comes just before a wait does not end it.
             try:
                 number = self._news.get(timeout=LOOK_S)
             except queue.Empty:
                 continue
-            log.info("gateway stops", signal=signal.Signals(number).name)
-            return
+            if self.end.take(number):
+                log_end(self.end.state, number)
+                return True
+        return False
 
 
 @contextmanager
-def _signals() -> Iterator[_Signals]:
-    signals = _Signals()
-    before = {number: signal.signal(number, signals.obey) for number in (signal.SIGTERM, signal.SIGINT)}
+def _signals(options: ForwardingOptions) -> Iterator[_Signals]:
+    signals = _Signals(is_told=options.is_told)
+    numbers = (signal.SIGTERM, signal.SIGINT, LEAVE)
+    before = {number: signal.signal(number, signals.obey) for number in numbers}
     try:
         yield signals
     finally:

@@ -100,6 +100,8 @@ class InferenceService:
         default_priority_level: int = DEFAULT_PRIORITY_LEVEL,
     ) -> None:
         """Without `tokens`, callers are told apart by their addresses."""
+        self.leaves = False
+        """The gateway leaves: balancers are told that it is not ready, although its server may be."""
         self.client = client
         self._calls = calls
         self.in_flight = Quotas(lambda: client.window_requests, "requests in flight")
@@ -169,7 +171,7 @@ class InferenceService:
     def _is_ready(self, context: grpc.ServicerContext) -> bool:
         with self._calls.asks_the_server(peer_of(context.peer())):
             try:
-                return why_server_is_not_ready(self._counters(READY_S)) is None
+                return not self.leaves and why_server_is_not_ready(self._counters(READY_S)) is None
             except Unavailable:
                 return False
 
@@ -192,7 +194,7 @@ class InferenceService:
         check_version(request.version)
         try:
             self.opened(request.name, READY_S)
-            why = why_not_ready(request.name, self._counters(READY_S))
+            why = "leaves" if self.leaves else why_not_ready(request.name, self._counters(READY_S))
         except (DeadlineExceeded, Unavailable):
             why = "no answer"
         return protocol.ModelReadyResponse(ready=why is None)

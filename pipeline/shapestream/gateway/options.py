@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import structlog
+
 from shapestream.gateway.infer_tensors import DEFAULT_PRIORITY_LEVEL
+from shapestream.web.ending import Asked, LameDuck
 from shapestream.web.tokens import Tokens
 from shapestream_engine.layout import value
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +31,33 @@ class ForwardingOptions:
     """Seconds that the server may take to answer at first."""
     unavailable_after_s: float = 10.0
     """Seconds without a server, or with one that takes nothing new, after which requests are refused as unavailable."""
-    grace_s: float = 30.0
-    """Seconds from SIGTERM, after which requests without an answer are refused as unavailable."""
+    lame_duck_s: float = 0.0
+    """Seconds from SIGTERM for which requests are still taken, while peers are told to go elsewhere."""
+    is_told: bool = False
+    """The server's process tells when to leave (LEAVE), and then when to stop. SIGTERM alone is a replacement."""
+    max_connection_s: float = 300.0
+    """Age of a connection, a tenth more or less, from which it ends with its next answer. A new server gets its part of
+    long-lived connections within minutes, and a connection is made anew once in thousands of requests."""
+    grace_s: float = 25.0
+    """Seconds that requests have from SIGTERM on. Those without an answer then are refused as unavailable."""
+
+    def lame_duck(self, now: float) -> LameDuck:
+        """Return the lame duck that begins now."""
+        return LameDuck(began=now, seconds=self.lame_duck_s, ends_by_itself=not self.is_told)
+
+
+def log_end(asked: Asked, number: int) -> None:
+    """Write a line about a signal that ends this gateway."""
+    name = signal.Signals(number).name
+    if asked is Asked.LEAVE:
+        log.info("gateway leaves", signal=name)
+    else:
+        log.info("gateway stops", signal=name)
+
+
+def log_left() -> None:
+    """Write a line about the end of the lame duck, after which no signal comes."""
+    log.info("gateway stops", why="the lame duck is over")
 
 
 @value

@@ -86,6 +86,8 @@ class Routes:
         services: TextServices | None = None,
     ) -> None:
         """Without `tokens`, callers are told apart by their addresses. `by_loopback`: nothing else protects the port."""
+        self.leaves = False
+        """The gateway leaves: balancers are told that it is not ready, although its server may be."""
         self._client = client
         self._tokens = tokens
         self._by_loopback = by_loopback and tokens is None
@@ -173,9 +175,14 @@ class Routes:
         return _page({"live": True})
 
     async def _ready(self, request: HttpRequest) -> HttpResponse:
+        self._check_that_it_stays()
         if (why := why_server_is_not_ready(await self._counters(READY_S))) is not None:
             raise _not_ready(why)
         return _page({"ready": True})
+
+    def _check_that_it_stays(self) -> None:
+        if self.leaves:
+            raise _not_ready("this gateway leaves")
 
     async def _index(self, request: HttpRequest) -> HttpResponse:
         nbytes = len(request.body)
@@ -220,6 +227,7 @@ class Routes:
         return await self._told(model)
 
     async def _model_ready(self, model: str, request: HttpRequest) -> HttpResponse:
+        self._check_that_it_stays()
         await self._loaded(model, READY_S)
         if (why := why_not_ready(model, await self._counters(READY_S))) is not None:
             raise _not_ready(why)

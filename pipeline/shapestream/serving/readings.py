@@ -43,6 +43,8 @@ REQUESTS_PER_SLICE = 2048
 """Requests whose stages are counted in one turn of the event loop: half a millisecond."""
 MOST_BATCHES = 512
 """Batches that the page keeps for its viewers: with 50 batches per second, those of ten seconds."""
+LEAVES = "the server leaves"
+"""The reason why a server is not ready from the request to end it on."""
 SLOWEST_SHOWN = 12
 """Stories on the page; each takes about 50 us to make."""
 
@@ -66,7 +68,7 @@ class Readings:
     sockets: Sequence[PeerSocket]
     """The sockets that other processes reach."""
     started: float
-    drain_asked: trio.Event
+    leaves: trio.Event
     worker_port: WorkerPort | None = None
     groups: Mapping[str, int] = field(default_factory=dict)
     """The configured workers by name, each with the number of its entry of `workers`."""
@@ -87,7 +89,7 @@ class Readings:
         offered = self._offered()
         if model is not None:
             return self._model_not_ready(model, offered)
-        reasons = ["the server drains"] if self.drain_asked.is_set() else []
+        reasons = [LEAVES] if self.leaves.is_set() else []
         counted = (name for name in self.models.promised if name not in self.models.new)
         reasons += [_no_slot_for(name) for name in counted if name not in offered]
         return reasons or ([] if offered else ["no slot"])
@@ -119,7 +121,7 @@ class Readings:
         }
 
     def _model_not_ready(self, model: str, offered: Set[str]) -> list[str]:
-        reasons = ["the server drains"] if self.drain_asked.is_set() else []
+        reasons = [LEAVES] if self.leaves.is_set() else []
         reasons += [self.models.unavailable[model]] if model in self.models.unavailable else []
         return reasons or ([] if model in offered else [_no_slot_for(model)])
 

@@ -97,6 +97,7 @@ class Server:
         tracer: RequestTracer | None = None,
     ) -> None:
         self._settings = settings
+        self._leaves = trio.Event()
         self._drain_asked = trio.Event()
         self._ended = False
         self._grace_s = settings.grace_s
@@ -166,7 +167,7 @@ class Server:
             audits=audits,
             sockets=self._sockets,
             started=started,
-            drain_asked=self._drain_asked,
+            leaves=self._leaves,
         )
         """What the server tells of itself."""
         self._client_port = ClientPort(
@@ -224,6 +225,10 @@ class Server:
 
     # ---------------------------------------------------------------- for the caller
 
+    def leave(self) -> None:
+        """Say from now on that this server is not ready. It takes requests all the same, until `drain`."""
+        self._leaves.set()
+
     def drain(self, *, grace_s: float | None = None) -> None:
         """Refuse new requests from now on. `serve` returns when the admitted ones have ended, or after the grace.
 
@@ -231,6 +236,7 @@ class Server:
         """
         if grace_s is not None:
             self._grace_s = grace_s
+        self.leave()
         self._drain_asked.set()
 
     def own_processes(self, owner: ProcessOwner, groups: Mapping[str, int] | None = None) -> None:

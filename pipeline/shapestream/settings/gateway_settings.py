@@ -34,6 +34,8 @@ class GatewaySettings(TokenPort):
 class HttpSettings(GatewaySettings):
     """HTTP for clients of the Open Inference Protocol (docs/http.md). HOST:PORT is short for {address}."""
 
+    max_connection_s: float = Field(default=300.0, gt=0, le=86400, allow_inf_nan=False)
+    """Age in seconds, a tenth more or less, from which a connection ends with its next answer."""
     openai: Annotated[tuple[str, ...], BeforeValidator(read_list, json_schema_input_type=str | list[str])] = (
         Field(default=(), strict=False)
     )

@@ -36,6 +36,9 @@ from shapestream.settings.yaml_source import Location
 MIN_HANG_S = 10.0
 """Seconds in which no batch counts as hanging: a machine that is short of CPUs or memory stands still for as long."""
 
+LAME_DUCK_S = 10.0
+"""Default of the lame duck: balancers look for readiness each few seconds, and want two or three refusals."""
+
 _HOW_TO_BE_SAFE = (
     "add security: {key: ..., clients: ...} as docs/security.md shows, or security: network where the network itself "
     "keeps strangers away, or listen on tcp://127.0.0.1:PORT or ipc://PATH"
@@ -234,6 +237,8 @@ class ServerSettings(Section):
     """File for a trace of the times and shapes of requests, never of their data, for `simulate` and `tune`."""
     grace_s: float = Field(default=25.0, ge=0, le=86400, allow_inf_nan=False)
     """Seconds that the first SIGTERM leaves accepted requests to end."""
+    lame_duck_s: float | None = Field(default=None, ge=0, le=86400, allow_inf_nan=False)
+    """Seconds from SIGTERM for which gateways take requests, and the server is not ready. Default: 10 if open, else 0."""
     admin: AdminSettings | None = None
     """Address of the admin port, HOST:PORT, with the extra `[admin]`. Default: none."""
     http: HttpSettings | None = None
@@ -273,6 +278,14 @@ class ServerSettings(Section):
     def effective_hang_min_s(self) -> float:
         """`hang_min_s`, or its default."""
         return self.hang_min_s or max(MIN_HANG_S, 2 * self.worker_silence_s)
+
+    @property
+    def effective_lame_duck_s(self) -> float:
+        """`lame_duck_s`, or its default: only peers on other machines have balancers that must notice first."""
+        if self.lame_duck_s is not None:
+            return self.lame_duck_s
+        gateways = [port for port in (self.http, self.grpc) if port is not None]
+        return LAME_DUCK_S if any(is_beyond_loopback(f"tcp://{port.address}") for port in gateways) else 0.0
 
     def problems(self) -> Iterator[Finding]:
         """Yield the contradictions between the settings of the server."""

@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
 
 from shapestream.errors import ConfigurationError
 
@@ -65,6 +66,26 @@ def place_of(listener: socket.socket) -> str:
     """Return the HOST:PORT of a listening socket, with the port that was chosen for 0."""
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+_HELD_STATES = frozenset({"01", "08"})
+"""The states of TCP, as Linux writes them, in which a peer may still ask or wait: ESTABLISHED and CLOSE_WAIT."""
+
+
+def connections_at(host_and_port: str) -> int | None:
+    """Count the connections of peers to a port of this machine; None where the system does not tell (Linux does)."""
+    port = f"{int(host_and_port.rpartition(':')[2]):04X}"
+    found = 0
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = Path(f"/proc/self/net/{table}").read_text(encoding="ascii").splitlines()[1:]
+        except OSError:
+            if table == "tcp":
+                return None
+            continue  # a system without IPv6
+        rows = (line.split() for line in lines)
+        found += sum(row[1].endswith(f":{port}") and row[3] in _HELD_STATES for row in rows)
+    return found
 
 
 _HOST = re.compile(r"(?P<name>\[[^]]*\]|[^:]*)(:[0-9]+)?")

@@ -18,12 +18,16 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import socket
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+import struct
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from enum import Enum, auto
+from fcntl import ioctl
 from functools import partial
+from termios import FIONREAD
 
 import numpy as np
 import structlog
@@ -31,6 +35,7 @@ import trio
 
 from shapestream.web.answers import CONTINUE, answer_bytes, error_answer
 from shapestream.web.content_coding import decoded
+from shapestream.web.ending import ServerEnd
 from shapestream.web.messages import (
     Admission,
     Buffer,
@@ -56,6 +61,9 @@ STEP_BYTES = 64 * 1024
 CHUNKED_READ_BYTES = 16 * 1024
 """Most bytes of a chunked body that are read at once. Where a body is all line ends, each four of them take 0.6 us:
 2.5 ms in a turn of the event loop."""
+LINGER_S = 0.5
+"""Seconds that a connection which was closed without a request stays, for one that was on its way: its peer sees the end
+of the connection, and no reset. A multiple of the time that a packet takes."""
 RETRY_AFTER_S = "1"
 """Seconds after which a caller beyond its quota may try again. Mostly bodies are read, and answers written, in less."""
 LAST_WORDS_S = 5.0
@@ -79,6 +87,12 @@ class ConnectionPhase(Enum):
     """The next piece of an answer without a length."""
 
 
+_REQUESTED = (ConnectionPhase.HEAD, ConnectionPhase.BODY, ConnectionPhase.HANDLING)
+"""The phases of a request without a byte of an answer."""
+RETRY_SOON = (("Retry-After", "1"),)
+"""Header of an answer to a request that another server, or this one soon, may take."""
+
+
 class _Closed(Exception):
     """The peer has closed the connection."""
 
@@ -89,17 +103,21 @@ class HttpConnection:
     __slots__ = (
         *(
             "_admission",
+            "_aged_at",
             "_all_held",
             "_caller",
+            "_end",
             "_ends_at",
+            "_grace_is_over",
             "_has_asked",
             "_held",
             "_hung_up",
+            "_idle_since",
             "_limits",
             "_peer",
             "_rest",
         ),
-        *("_scope", "_stopping", "_unanswered", "_unfinished", "_wire", "phase"),
+        *("_scope", "_unanswered", "_unfinished", "_wire", "phase"),
     )
 
     def __init__(
@@ -110,7 +128,7 @@ class HttpConnection:
         limits: HttpLimits,
         held: Quotas,
         unfinished: Quotas,
-        stopping: Callable[[], bool],
+        end: ServerEnd,
     ) -> None:
         self._wire = wire
         self._all_held = held
@@ -122,18 +140,23 @@ class HttpConnection:
         self._caller = peer
         """Of the request that is read or handled."""
         self._limits = limits
-        self._stopping = stopping
+        self._end = end
+        self._idle_since = trio.current_time()
+        """When it began to wait for its present request."""
+        self._aged_at = end.aged_at(self._idle_since, random.random())
+        """When it is too old to go on after an answer."""
         self._scope = trio.CancelScope()
         self._rest = b""
         """Bytes of the next requests."""
         self._hung_up = False
         self._unanswered = False
         """Whether it was closed to make room."""
+        self._grace_is_over = False
         self._has_asked = False
         """Whether a request has begun to arrive."""
         self.phase = ConnectionPhase.IDLE
         self._ends_at = math.inf
-        """When the time of the phase is over, on trio's clock."""
+        """When the time of the phase is over, on trio's clock. `ServerEnd` says it of IDLE."""
 
     # ---------------------------------------------------------------- decisions of others
 
@@ -151,18 +174,21 @@ class HttpConnection:
         self._scope.cancel()
         return True
 
-    def stop(self, now: float) -> None:
-        """Close the connection if it is idle after a request. A new one has just been accepted, and its peer may have
-        sent its first request already: it has `LAST_WORDS_S` for it."""
-        if self._has_asked:
-            self.close_if(ConnectionPhase.IDLE)
-        else:
-            self._ends_at = min(self._ends_at, now + LAST_WORDS_S)
-
     def end_if_overdue(self, now: float) -> None:
-        """End the connection if the time of its phase is over."""
-        if self._ends_at <= now:
+        """End the connection if the time of its phase is over. One whose next request is there already goes on."""
+        if self.phase is not ConnectionPhase.IDLE:
+            if self._ends_at <= now:
+                self._scope.cancel()
+        elif self._idle_until() <= now and not self._wire.has_unread():
             self._scope.cancel()
+
+    def _idle_until(self) -> float:
+        return self._end.idle_until(self._idle_since, self._aged_at, has_asked=self._has_asked)
+
+    def end_grace(self) -> None:
+        """End the connection: the server waits no longer for the answer of its request."""
+        self._grace_is_over = True
+        self._scope.cancel()
 
     # ----------------------------------------------------------------
 
@@ -171,10 +197,23 @@ class HttpConnection:
         try:
             with self._scope:
                 await self._serve()
-            if self.phase in (ConnectionPhase.HEAD, ConnectionPhase.BODY) and not self._unanswered:
-                await self._refuse(HttpError(408, "the request did not arrive in time"))
+            if (error := self._why_unanswered()) is not None:
+                await self._refuse(error)
+            elif self.phase is ConnectionPhase.IDLE and not self._unanswered:
+                with trio.move_on_after(LINGER_S):
+                    await drain(self._wire.socket)
         except (OSError, trio.BrokenResourceError, _Closed):
             return  # the peer is gone
+
+    def _why_unanswered(self) -> HttpError | None:
+        """Return the answer to a request that was cut off; None where there is none, or no room for an answer."""
+        if self._unanswered or not self._scope.cancelled_caught:
+            return None
+        if self._grace_is_over and not self._hung_up and self.phase in _REQUESTED:
+            return HttpError(503, "the server ends, and did not wait longer for this request", RETRY_SOON)
+        if self.phase in (ConnectionPhase.HEAD, ConnectionPhase.BODY):
+            return HttpError(408, "the request did not arrive in time")
+        return None
 
     async def refuse(self, error: HttpError) -> None:
         """Answer whatever comes with an error, and close."""
@@ -191,6 +230,7 @@ class HttpConnection:
             self._enter(ConnectionPhase.WRITING, math.inf)
             await self._refuse(error)
         else:
+            self._enter(ConnectionPhase.WRITING, math.inf)
             with trio.move_on_after(LAST_WORDS_S):
                 await drain(self._wire.socket)
 
@@ -258,7 +298,7 @@ class HttpConnection:
             await trio.lowlevel.checkpoint()
             data = self._rest
         else:
-            self._enter(ConnectionPhase.IDLE, LAST_WORDS_S if self._stopping() else self._limits.idle_s)
+            self.phase, self._idle_since = ConnectionPhase.IDLE, trio.current_time()
             data = await self._more()
             self._has_asked = True
         rest = parser.feed(data)
@@ -329,17 +369,17 @@ class HttpConnection:
         try:
             response = await _response(handler, request)
             del request
-            goes_on = head.keep_alive and not self._stopping() and response.stream is None
+            goes_on = self._goes_on_after(head) and response.stream is None
             buffers = await answer_bytes(response, head, closes=not goes_on)
             nbytes = sum(map(len, buffers))
             self._hold(nbytes if nbytes > READ_BYTES else 0)
         except HttpError as error:  # the peer, or its caller's other ones, do not read
-            goes_on = head.keep_alive and not self._stopping()
+            goes_on = self._goes_on_after(head)
             response = error_answer(error)
             buffers = await answer_bytes(response, head, closes=not goes_on)
         except Exception:  # a defect of a handler costs its request
             log.exception("HTTP request failed", method=method, path=path, peer=self._peer)
-            goes_on = head.keep_alive and not self._stopping()
+            goes_on = self._goes_on_after(head)
             internal = error_answer(HttpError(500, "internal error"))
             response, buffers = internal, await answer_bytes(internal, head, closes=not goes_on)
         await self._write(buffers)
@@ -348,6 +388,9 @@ class HttpConnection:
                 if head.method != "HEAD":
                     await self._stream(pieces)
         return goes_on
+
+    def _goes_on_after(self, head: HeadParser) -> bool:
+        return head.keep_alive and self._end.keeps_open(self._aged_at, trio.current_time())
 
     async def _stream(self, pieces: AsyncGenerator[Buffer, None]) -> None:
         """Write pieces as they come."""
@@ -416,6 +459,10 @@ class PlainWire:
             except BlockingIOError:
                 continue
 
+    def has_unread(self) -> bool:
+        """Tell whether the system has bytes of the peer."""
+        return has_unread(self._descriptor)
+
     async def read_into(self, room: memoryview) -> int:
         """Wait for bytes, write them into `room`, and return their number; 0 after the peer's last."""
         while True:
@@ -455,6 +502,10 @@ class TlsWire:
         """Wait for bytes, and return at most `most` of them; none after the peer's last."""
         return bytes(await self._stream.receive_some(most))
 
+    def has_unread(self) -> bool:
+        """Tell whether the system has bytes of the peer."""
+        return has_unread(self.socket.fileno())
+
     async def read_into(self, room: memoryview) -> int:
         """Wait for bytes, write them into `room`, and return their number; 0 after the peer's last."""
         data = await self._stream.receive_some(min(len(room), READ_BYTES))
@@ -488,6 +539,12 @@ def _let_the_system_buffer(own: trio.socket.SocketType) -> None:
     loop instead of two.
     """
     own.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NOTSENT_LOWAT, 0)
+
+
+def has_unread(descriptor: int) -> bool:
+    """Tell whether a socket has bytes that were not read."""
+    (nbytes,) = struct.unpack("i", ioctl(descriptor, FIONREAD, bytes(4)))
+    return bool(nbytes > 0)
 
 
 async def drain(own: trio.socket.SocketType) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from shapestream_engine.layout import value
@@ -85,6 +86,9 @@ class HttpLimits:
     """All connections hold at most the bytes of so many of the largest bodies, in bodies and in answers that are not written
     yet: by default 512 MiB, what a client of the server may have unanswered. `Quotas` says what a caller may hold of them
     (429). Bodies that arrive with their head, and answers, of less than 64 KiB do not count, nor do streams."""
+    max_connection_s: float = inf
+    """Age of a connection, a tenth more or less, from which its next answer is its last. Then its peer may find another
+    server; nothing else ends a connection that is in use."""
     idle_s: float = 75.0
     """Seconds without a request, after which a connection is closed without an answer. nginx's default."""
     head_s: float = 15.0
@@ -93,8 +97,6 @@ class HttpLimits:
     """Seconds in which the next 64 KiB of a body, or its rest, must arrive (408). Of chunks only their data counts."""
     write_s: float = 60.0
     """Seconds in which a reader must make room for more of an answer, or it is cut off. nginx's default."""
-    grace_s: float = 30.0
-    """Seconds that requests have, after `HttpServer.stop`, to be answered."""
 
     @property
     def max_held_bytes(self) -> int:

@@ -2,7 +2,7 @@
 
     listeners ── accept ──▶ HttpConnection ── HttpRequest ──▶ handler (routes)
                               ▲    │    ▲                        │
-                HangupWatch ──┘    │    └────── HttpResponse ◀───┘
+    HangupWatch, ServerEnd ───┘    │    └────── HttpResponse ◀───┘
                                    ▼
        HeadParser, ChunkedBodyParser, content codings; PlainWire or TlsWire
 
@@ -19,13 +19,15 @@ import select
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from math import inf
 
 import structlog
 import trio
 
-from shapestream.web.connection import ConnectionPhase, HttpConnection, HttpStream, wire_of
+from shapestream.web.connection import LAST_WORDS_S, ConnectionPhase, HttpConnection, HttpStream, wire_of
+from shapestream.web.ending import ServerEnd
 from shapestream.web.messages import Admission, Handler, HttpError, HttpLimits
 from shapestream.web.quotas import Quotas
 
@@ -33,6 +35,8 @@ log = structlog.get_logger()
 
 LOOK_S = 1.0
 """Seconds between two looks for connections whose time is over: so much later than said it ends at most."""
+STOPPING_LOOK_S = 0.1
+"""The same while the server ends, which waits for them."""
 GIVING_WAY = (ConnectionPhase.IDLE, ConnectionPhase.HEAD, ConnectionPhase.STREAMING)
 """The phases whose oldest connection makes room for a new one, the first first. Heads of honest peers come at once."""
 
@@ -56,12 +60,15 @@ class HttpServer:
         self._limits = HttpLimits() if limits is None else limits
         self._connections: dict[HttpConnection, None] = {}
         """In order of their beginning, the oldest first. The values have no meaning."""
+        self._end = ServerEnd(idle_s=self._limits.idle_s, max_connection_s=self._limits.max_connection_s)
+        self.empty_since: float | None = -inf
+        """The time since when there is no connection; None while there are some."""
         self._held = Quotas(lambda: self._limits.max_held_bytes, "bytes")
         self._unfinished = Quotas(lambda: self._limits.max_connections, "unfinished bodies")
         """The connections that wait for a body: they make no room for new ones."""
         self._refusals = 0
         self._accepting = trio.CancelScope()
-        self._stopping = False
+        self._grace_s = 0.0
 
     @property
     def open_connections(self) -> int:
@@ -86,43 +93,59 @@ class HttpServer:
     ) -> None:
         """Serve until `stop`, or until cancelled. Close the listeners.
 
-        Return after `stop` as soon as all connections have ended, or after `HttpLimits.grace_s`.
+        Return after `stop` as soon as all connections have ended, or after its grace and `LAST_WORDS_S`.
         """
         watch = HangupWatch()
         try:
             async with trio.open_nursery() as watching:
                 watching.start_soon(watch.run)
-                watching.start_soon(self._end_overdue)
+                watching.start_soon(self._end_overdue, LOOK_S)
                 async with trio.open_nursery() as serving:
                     with self._accepting:
                         task_status.started()
                         await trio.serve_listeners(
                             partial(self._converse, watch),
-                            list(listeners),
+                            [_KeptOpen(listener) for listener in listeners],
                             handler_nursery=serving,
                         )
-                    serving.cancel_scope.deadline = trio.current_time() + self._limits.grace_s
+                    # Closed with their listeners, connections that wait there would be reset.
+                    for stream in await _waiting(listeners):
+                        serving.start_soon(self._converse_and_close, watch, stream)
+                    for listener in listeners:
+                        await trio.aclose_forcefully(listener)
+                    watching.start_soon(self._end_overdue, STOPPING_LOOK_S)
+                    watching.start_soon(self._end_grace)
+                    serving.cancel_scope.deadline = trio.current_time() + self._grace_s + LAST_WORDS_S
                 watching.cancel_scope.cancel()
         finally:
             watch.close()
+            for listener in listeners:
+                await trio.aclose_forcefully(listener)
 
-    def stop(self) -> None:
+    def leave(self) -> None:
+        """End each connection with its next answer. New ones are accepted."""
+        self._end.leave()
+
+    def stop(self, grace_s: float) -> None:
         """End in good order: no new connections, idle ones closed, requests that have begun are answered.
 
-        A connection without a request yet has seconds for its first one.
+        `ServerEnd` says when idle ones are closed. Requests without an answer after `grace_s` seconds get 503.
         """
-        self._stopping = True
+        self._grace_s = grace_s
+        self._end.stop(trio.current_time())
         self._accepting.cancel()
-        now = trio.current_time()
-        for connection in self._connections:
-            connection.stop(now)
 
-    async def _end_overdue(self) -> None:
+    async def _end_overdue(self, every_s: float) -> None:
         while True:
-            await trio.sleep(LOOK_S)
+            await trio.sleep(every_s)
             now = trio.current_time()
             for connection in self._connections:
                 connection.end_if_overdue(now)
+
+    async def _end_grace(self) -> None:
+        await trio.sleep(self._grace_s)
+        for connection in self._connections:
+            connection.end_grace()
 
     async def _converse(self, watch: HangupWatch, stream: HttpStream) -> None:
         try:
@@ -131,12 +154,13 @@ class HttpServer:
         except OSError:
             return  # it is gone already
         connection = HttpConnection(
-            wire, peer, self._admission, self._limits, self._held, self._unfinished, lambda: self._stopping
+            wire, peer, self._admission, self._limits, self._held, self._unfinished, self._end
         )
         if not self._has_room():
             await self._refuse(connection)
             return
         self._connections[connection] = None
+        self.empty_since = None
         try:
             with watch.watching(wire.socket.fileno(), connection.hang_up):
                 await connection.run()
@@ -144,6 +168,14 @@ class HttpServer:
             log.exception("HTTP connection failed", peer=peer)
         finally:
             del self._connections[connection]
+            if not self._connections:
+                self.empty_since = trio.current_time()
+
+    async def _converse_and_close(self, watch: HangupWatch, stream: HttpStream) -> None:
+        try:
+            await self._converse(watch, stream)
+        finally:
+            await trio.aclose_forcefully(stream)
 
     def _has_room(self) -> bool:
         """Tell whether one more connection is served, if need be in the place of another one."""
@@ -166,6 +198,36 @@ def listeners_of(listening: socket.socket, tls: ssl.SSLContext | None = None) ->
     listening.setblocking(False)
     plain = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
     return [plain if tls is None else trio.SSLListener(plain, tls)]
+
+
+class _KeptOpen(trio.abc.Listener[HttpStream]):
+    """A listener that is still open after trio has ended to accept from it."""
+
+    def __init__(self, listener: HttpListener) -> None:
+        self._listener = listener
+
+    async def accept(self) -> HttpStream:
+        """Wait for a connection."""
+        return await self._listener.accept()
+
+    async def aclose(self) -> None:
+        """Leave it open."""
+        await trio.lowlevel.checkpoint()
+
+
+async def _waiting(listeners: Sequence[HttpListener]) -> list[HttpStream]:
+    """Return the connections that the system has accepted, and this process has not."""
+    found: list[HttpStream] = []
+    for listener in listeners:
+        plain = listener if isinstance(listener, trio.SocketListener) else listener.transport_listener
+        assert isinstance(plain, trio.SocketListener), "what TLS is spoken over"
+        readable = select.poll()
+        readable.register(plain.socket, select.POLLIN)
+        while readable.poll(0):
+            # Another gateway may have taken it in between.
+            with trio.move_on_after(STOPPING_LOOK_S), suppress(OSError):
+                found.append(await listener.accept())
+    return found
 
 
 class HangupWatch:

@@ -21,6 +21,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from shapestream.errors import ConfigurationError
 from shapestream.transport.http_listener import listen_at, place_of
+from shapestream.web.connection import LINGER_S
 from shapestream.web.messages import HttpLimits
 from shapestream.web.server import HttpServer, for_all, listeners_of
 
@@ -188,7 +189,8 @@ def test_a_silent_tls_peer_is_idle(tls: ssl.SSLContext) -> None:
     async def play(site: Site) -> None:
         peer = await site.connect()
         await peer.sent_and_read(b"\x16\x03\x01")
-        await site.pass_time(76)
+        for seconds in (76, LINGER_S):
+            await site.pass_time(seconds)
         assert 0 == site.server.open_connections
 
     serve(play, tls=tls, virtual_time=True)
@@ -240,6 +242,6 @@ def test_ipv6() -> None:
             await nursery.start(server.run, listeners)
             async with await trio.open_tcp_stream("::1", port_of(listeners[0])) as stream:
                 assert "::1" == json.loads((await Peer(stream).ask(GET)).body)["peer"]
-            server.stop()
+            server.stop(grace_s=30.0)
 
     trio.run(main)

@@ -263,7 +263,7 @@ async def test_a_draining_server_answers_what_it_has_and_refuses_what_is_new() -
         for path in ("/v2/health/ready", "/v2/models/echo/ready"):
             reply = await site.ask("GET", path)
             assert (503, "1") == (reply.status, reply.headers["Retry-After"]), path
-            assert "drain" in reply.content["error"]
+            assert "the server leaves" in reply.content["error"]
         # A server may come in its place meanwhile.
         began = trio.current_time()
         reply = await site.ask("POST", INFER, echo_body())
@@ -277,6 +277,21 @@ async def test_a_draining_server_answers_what_it_has_and_refuses_what_is_new() -
         assert (503, "1") == (reply.status, reply.headers["Retry-After"])
         assert 503 == await site.status_of("/v2/health/ready")
         assert 200 == await site.status_of("/v2/health/live")
+
+
+@virtual_time
+async def test_a_gateway_that_leaves_is_not_ready_and_serves_all_the_same() -> None:
+    """Its balancers are told so although its server is ready."""
+    async with place() as site:
+        assert 200 == await site.status_of("/v2/models/echo/ready")
+        site.routes.leaves = True
+        for path in ("/v2/health/ready", "/v2/models/echo/ready"):
+            reply = await site.ask("GET", path)
+            assert (503, "this gateway leaves") == (reply.status, reply.content["error"]), path
+        assert 200 == await site.status_of("/v2/health/live")
+        answers = site.infer_soon(echo_body(7))
+        assert 7.0 == await site.run_next()
+        assert [200] == [reply.status for reply in answers]
 
 
 @virtual_time

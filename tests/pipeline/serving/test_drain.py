@@ -54,6 +54,21 @@ async def test_who_is_told_goodbye_has_a_moment_to_read_it() -> None:
 
 
 @virtual_time
+async def test_a_server_that_leaves_is_not_ready_and_takes_requests() -> None:
+    """Clients hear nothing of it before its drain."""
+    async with ends_by_itself() as (server, client, slots):
+        assert [] == server.readings.not_ready()
+        server.leave()
+        assert ["the server leaves"] == server.readings.not_ready()
+        assert {"echo": ["the server leaves"]} == server.readings.readiness()["models_not_ready"]
+        client.say(request(1))
+        slots.finish(await slots.next_batch())
+        assert [1] == await client.sequences(1)
+        server.drain()
+        await client.hear(Goodbye)
+
+
+@virtual_time
 async def test_a_draining_server_finishes_what_it_has_and_refuses_what_is_new() -> None:
     """The queued request still runs; the new one is told to go elsewhere."""
     async with ends_by_itself() as (server, client, slots):

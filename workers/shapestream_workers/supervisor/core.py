@@ -73,6 +73,11 @@ class RestartRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveRequested:
+    """Tell every process to leave, and start none from now on. Each ends when it likes, or by StopRequested."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
     """Let every worker finish, within this time."""
 
@@ -90,7 +95,14 @@ class WakeupDue:
 
 
 Event: TypeAlias = (
-    WorkerReady | ReplacementWanted | RestartRequested | WorkerExited | StopRequested | StopNow | WakeupDue
+    WorkerReady
+    | ReplacementWanted
+    | RestartRequested
+    | WorkerExited
+    | LeaveRequested
+    | StopRequested
+    | StopNow
+    | WakeupDue
 )
 
 
@@ -103,6 +115,13 @@ class StartWorker:
     """0 for the first start, then 1, 2, ..."""
     role: str
     """The configured worker: `worker` itself, or the one that it replaces."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TellToLeave:
+    """Tell this process that its server leaves."""
+
+    worker: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +175,7 @@ class Restarted:
         return not (self.kept or self.given_up or self.starting)
 
 
-Action: TypeAlias = StartWorker | TerminateWorker | KillWorker | GiveUp | KeepWorker
+Action: TypeAlias = StartWorker | TellToLeave | TerminateWorker | KillWorker | GiveUp | KeepWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,6 +287,9 @@ class Supervisor:
                 return self._restart(now)
             case WorkerExited():
                 return self._exited(self._workers[event.worker], event, now, jitter)
+            case LeaveRequested():
+                self._stopping = True
+                return [action for worker in self._workers.values() for action in self._leave(worker, now)]
             case StopRequested(grace_s=grace_s):
                 self._stopping = True
                 return [
@@ -464,6 +486,11 @@ class Supervisor:
             return [KeepWorker(worker=old.name, reason=reason)]
         worker.state, worker.given_up = ProcessState.GIVEN_UP, reason
         return [GiveUp(worker=worker.name, reason=reason, configuration=configuration)]
+
+    def _leave(self, worker: WorkerRecord, now: float) -> list[Action]:
+        if worker.state is ProcessState.RUNNING and worker.ready_at is not None:
+            return [TellToLeave(worker=worker.name)]
+        return self._stop(worker, now + self._policy.drain_s)  # one that starts has nothing to finish
 
     def _stop(self, worker: WorkerRecord, kill_at: float) -> list[Action]:
         match worker.state:

@@ -20,6 +20,7 @@ import trio
 
 from shapestream.serving.worker_port import LastState
 from shapestream.telemetry.presence import Presence, WorkerPresence, WorkerPresences
+from shapestream.web.ending import LEAVE
 from shapestream_engine.machine import resident_bytes_of
 from shapestream_workers.process import (
     MAX_LINE_BYTES,
@@ -35,6 +36,7 @@ from shapestream_workers.supervisor.core import (
     GiveUp,
     KeepWorker,
     KillWorker,
+    LeaveRequested,
     ProcessState,
     ReplacementWanted,
     Restarted,
@@ -44,6 +46,7 @@ from shapestream_workers.supervisor.core import (
     StopNow,
     StopRequested,
     Supervisor,
+    TellToLeave,
     TerminateWorker,
     WakeupDue,
     WorkerExited,
@@ -212,6 +215,10 @@ class SupervisedProcesses:
                 await self._changed.wait()
                 await trio.lowlevel.checkpoint()  # `run` makes the next event
 
+    def leave(self) -> None:
+        """Tell every process that its server leaves. `run` returns when each has ended, by itself or by `stop`."""
+        self._handle(LeaveRequested())
+
     def stop(self, grace_s: float) -> None:
         """Let every worker finish, within this time."""
         self._handle(StopRequested(grace_s=grace_s))
@@ -248,6 +255,9 @@ class SupervisedProcesses:
                     if revived:
                         self._told_revived(role)
                     self._nursery.start_soon(self._live, name, role)
+                case TellToLeave(worker=name):
+                    if name in self._running:
+                        self._running[name].process.send_signal(LEAVE)
                 case TerminateWorker(worker=name):
                     if name in self._running:
                         self._running[name].process.terminate()
