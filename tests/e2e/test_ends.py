@@ -149,8 +149,8 @@ def test_ctrl_c_has_no_lame_duck_and_an_idle_server_ends_at_once(workplace: Any)
 
 
 def test_over_grpc_connections_are_told_to_go_while_calls_are_taken(workplace: Any) -> None:
-    """By GOAWAY, after which a channel is idle; its next call is answered. The server ends with the last channel."""
-    served = serve(workplace, 'lame_duck_s: 30, grpc: "127.0.0.1:0"')
+    """By GOAWAY, after which a channel is idle; its next call is answered, until the time is over."""
+    served = serve(workplace, 'lame_duck_s: 20, grpc: "127.0.0.1:0"')
     with Caller(grpc_place(served)) as caller:
         seen: list[Any] = []
         caller.channel.subscribe(seen.append)

@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
+from math import inf
 
 import grpc
 
@@ -106,6 +107,8 @@ class RunningCalls:
         self, max_calls: int, max_message_bytes: int, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
+        self.last_begun_at = -inf
+        """The time of the last call's headers, on the clock."""
         self.max_message_bytes = max_message_bytes
         self.held_bytes_of_one = MOST_MESSAGES * max_message_bytes // 2
         """Bytes that a caller may hold while there is no other."""
@@ -124,10 +127,14 @@ class RunningCalls:
         """Return the number of threads that let each call run that is let in, and refuse the others."""
         return max_calls + 2 * OPEN_CALLS + REFUSING_THREADS
 
+    def _begun(self, context: grpc.ServicerContext, caller: str, message_s: float) -> RunningCall:
+        self.last_begun_at = now = self._clock()
+        return RunningCall(context, caller, now + message_s)
+
     @contextmanager
     def of(self, caller: str, context: grpc.ServicerContext, message_s: float) -> Iterator[RunningCall]:
         """Let a caller's call in for the block. Raises `BeyondQuota`. Its message has `message_s` seconds."""
-        call = RunningCall(context, caller, self._clock() + message_s)
+        call = self._begun(context, caller, message_s)
         with self._by_caller.one(caller):
             self._calls[call] = None
             try:
@@ -165,7 +172,7 @@ class RunningCalls:
 
     def read_open(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Return the message of a call without a caller, and let the oldest that waits for its own give way to it."""
-        call = RunningCall(context, "", self._clock() + MESSAGE_S)
+        call = self._begun(context, "", MESSAGE_S)
         with self._changing:
             oldest = None
             if len(self._waiting_open) >= OPEN_CALLS:

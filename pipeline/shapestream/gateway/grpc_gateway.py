@@ -16,7 +16,6 @@ back are served all the same. gRPC cancels calls that meet its GOAWAY, so that i
 
 from __future__ import annotations
 
-import math
 import queue
 import signal
 import time
@@ -138,7 +137,7 @@ def run_grpc_gateway(
                 servers = [server]
                 signals.wait(until=client.has_ended)
                 if signals.end.state is Asked.LEAVE:
-                    servers += _leave(options, service, server, signals)
+                    servers += _leave(options, service, calls, server, signals)
                 if signals.end.state is Asked.LEAVE:
                     log_left()
                 # No new calls from here on; those that run are answered.
@@ -151,16 +150,28 @@ def run_grpc_gateway(
 
 
 def _leave(
-    options: GrpcGatewayOptions, service: InferenceService, first: grpc.Server, signals: _Signals
+    options: GrpcGatewayOptions,
+    service: InferenceService,
+    calls: RunningCalls,
+    first: grpc.Server,
+    signals: _Signals,
 ) -> list[grpc.Server]:
     """Take calls for the time of the lame duck. Return the server that has taken the place of the first one, if any."""
     service.leaves = True
     lame = options.lame_duck(time.monotonic())
     second: list[grpc.Server] = []
+    # Of callers that connect for each call there may be none just now.
+    empty_since: float | None = calls.last_begun_at
 
     def is_over() -> bool:
-        is_empty = lame.seconds > 0 and connections_at(options.address) == 0
-        return lame.is_over(time.monotonic(), -math.inf if is_empty else None)
+        nonlocal empty_since
+        now = time.monotonic()
+        if lame.seconds > 0:
+            if connections_at(options.address) != 0:
+                empty_since = None
+            elif empty_since is None:
+                empty_since = now
+        return lame.is_over(now, empty_since)
 
     def sends_goaway() -> bool:
         return is_over() or (lame.seconds > 0 and time.monotonic() >= lame.goaway_at)
