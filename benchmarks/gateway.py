@@ -25,7 +25,7 @@ import typer
 
 import shapestream
 import shapestream.blocking
-from benchmarks import http_neighbours, peer
+from benchmarks import peer
 from benchmarks.binary_infer import PATH, head_of, headers_of
 from benchmarks.http_client import HOST, TIMEOUT_S, HttpClient
 from benchmarks.processes import Child, child_process, cpu_s, spin
@@ -130,7 +130,7 @@ class _House:
         path, log = self._folder / f"{label}.yaml", self._folder / f"{label}.log"
         path.write_text(
             f"server: {{listen: ['{address}'], http: {{address: '{HOST}:0', processes: {gateways}}}}}\n"
-            f"models:\n{''.join(map(_model, MODELS))}{http_neighbours.MODEL}in_process: true\n"
+            f"models:\n{''.join(map(_model, MODELS))}in_process: true\n"
         )
         child = self._stack.enter_context(
             child_process(["-m", "shapestream_workers", "serve", str(path)], log=log)
@@ -321,11 +321,10 @@ class Amount:
     large: int
     rounds: int
     idle: int
-    honest: int
 
 
-FULL = Amount(requests=2000, large=40, rounds=5, idle=IDLE_CONNECTIONS, honest=400)
-SMOKE = Amount(requests=100, large=3, rounds=1, idle=50, honest=40)
+FULL = Amount(requests=2000, large=40, rounds=5, idle=IDLE_CONNECTIONS)
+SMOKE = Amount(requests=100, large=3, rounds=1, idle=50)
 
 
 def measure(folder: Path, *, amount: Amount, with_peer: bool = False) -> list[Report]:
@@ -353,7 +352,6 @@ def measure(folder: Path, *, amount: Amount, with_peer: bool = False) -> list[Re
             _of_rates(rates),
             _of_large(large),
             _of_idle(one, amount.idle),
-            http_neighbours.measure(one.port, requests=amount.honest, rounds=min(amount.rounds, 2)),
             quiet,
         ]
 

@@ -46,6 +46,39 @@ def reading(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return x
 
 
+VERY_SLOW_S = 0.2
+
+
+def very_slow(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The input, after a long time."""
+    time.sleep(VERY_SLOW_S)
+    return x
+
+
+def lengths(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The characters of each text."""
+    return np.array([*map(len, x.tolist())], np.int64)
+
+
+def embed(ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The mean of each row's tokens."""
+    return np.asarray(ids.mean(axis=1, keepdims=True), np.float32)
+
+
+GROWN = 1_000_000
+"""Elements of a row of what `grow` gives: 4 MB."""
+
+
+def grow(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A long row for each number."""
+    return np.broadcast_to(x, (len(x), GROWN)).copy()
+
+
+def many(x: np.ndarray[Any, Any]) -> dict[str, list[np.ndarray[Any, Any]]]:
+    """As many small arrays as the input says."""
+    return {"items": [np.zeros(1, np.float32)] * int(x[0])}
+
+
 def write_identity_ir(folder: Path) -> None:
     """Writes `identity.xml`: one OpenVINO operation that cannot be folded away, adding 0."""
     import shapestream_engine.backends.openvino  # noqa: F401 - imports openvino without its telemetry
