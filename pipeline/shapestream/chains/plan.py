@@ -360,6 +360,40 @@ class _Planner:
     def _stage(self, index: int, spec: StageSpec) -> Stage:
         signature, place = self._signatures[spec.model], ("stages", index)
         spreads = spec.spreads()
+        feeds = self._feeds(spec, place)
+        several = {Spread.ITEM, Spread.ROW}
+        fans_out = any(spread in several for spread in spreads.values())
+        one_row = fans_out and all(feed.adds_row for feed in feeds if feed.spread in several)
+        batches = [feed for feed in feeds if feed.spread is Spread.BATCH]
+        rows = {name for feed in batches for name in signature.inputs[feed.port].shape.names[:1]}
+        outputs = dict(_outputs(signature, rows - {None}, fans_out=fans_out, one_row=one_row))
+        if fans_out and self._spec.skips:
+            if OK in outputs:
+                self._add(
+                    place, f'model "{spec.model}" has an output "{OK}", the name of what marks skipped rows'
+                )
+            outputs[OK] = StageOutput(
+                OF_NO_MODEL, Type("boolean", NamedShape((None,), (Dimension(),))), Gathering.STACKED
+            )
+        for name, output in outputs.items():
+            self._types[Source(spec.name, name)] = output.type
+        return Stage(
+            name=spec.name,
+            model=spec.model,
+            feeds=feeds,
+            needs=frozenset(feed.source.stage for feed in feeds if feed.source.stage is not None),
+            fans_out=fans_out,
+            at_most=spec.at_most,
+            at_most_bytes=spec.at_most_bytes,
+            outputs=outputs,
+            row_nbytes=_row_nbytes(signature, feeds),
+            rows_of=next(filter(None, map(self._rows_of, feeds)), None),
+            may_lack_rows=bool(batches) and all(_may_lack_rows(self._types[feed.source]) for feed in batches),
+        )
+
+    def _feeds(self, spec: StageSpec, place: tuple[str | int, ...]) -> tuple[Feed, ...]:
+        """Return the edges into a stage, one for each input of its model that the chain feeds."""
+        signature, spreads = self._signatures[spec.model], spec.spreads()
         feeds = []
         names = [port.name for port in signature.inputs]
         misspelt = {closest(name, names) for name in spec.inputs if name not in names}
@@ -381,35 +415,7 @@ class _Planner:
             if name not in names:
                 hint = did_you_mean(name, names)
                 self._add((*place, "in", name), f'model "{spec.model}" has no input "{name}" {hint}')
-        several = {Spread.ITEM, Spread.ROW}
-        fans_out = any(spread in several for spread in spreads.values())
-        one_row = fans_out and all(feed.adds_row for feed in feeds if feed.spread in several)
-        batches = [feed for feed in feeds if feed.spread is Spread.BATCH]
-        rows = {name for feed in batches for name in signature.inputs[feed.port].shape.names[:1]}
-        outputs = dict(_outputs(signature, rows - {None}, fans_out=fans_out, one_row=one_row))
-        if fans_out and self._spec.skips:
-            if OK in outputs:
-                self._add(
-                    place, f'model "{spec.model}" has an output "{OK}", the name of what marks skipped rows'
-                )
-            outputs[OK] = StageOutput(
-                OF_NO_MODEL, Type("boolean", NamedShape((None,), (Dimension(),))), Gathering.STACKED
-            )
-        for name, output in outputs.items():
-            self._types[Source(spec.name, name)] = output.type
-        return Stage(
-            name=spec.name,
-            model=spec.model,
-            feeds=tuple(feeds),
-            needs=frozenset(feed.source.stage for feed in feeds if feed.source.stage is not None),
-            fans_out=fans_out,
-            at_most=spec.at_most,
-            at_most_bytes=spec.at_most_bytes,
-            outputs=outputs,
-            row_nbytes=_row_nbytes(signature, feeds),
-            rows_of=next(filter(None, map(self._rows_of, feeds)), None),
-            may_lack_rows=bool(batches) and all(_may_lack_rows(self._types[feed.source]) for feed in batches),
-        )
+        return tuple(feeds)
 
     def _rows_of(self, feed: Feed) -> tuple[str, int] | None:
         """Return the chain's input, and its axis, that has as many indices as this edge has rows; None for none."""

@@ -29,7 +29,7 @@ from shapestream.gateway.infer_request import (
     read_outputs,
 )
 from shapestream.gateway.infer_tensors import DEFAULT_PRIORITY_LEVEL, flag, own_id
-from shapestream.gateway.json_text import LongSteps, read_object, write_json
+from shapestream.gateway.json_text import read_object, write_json
 from shapestream.gateway.model_pages import (
     PAGE_S,
     READY_S,
@@ -63,6 +63,7 @@ from shapestream.gateway.tei_api import (
 )
 from shapestream.gateway.text_calls import TextCalls
 from shapestream.gateway.text_ports import text_ports
+from shapestream.slices import LongSteps
 from shapestream.transport.http_listener import REFUSED_SITES, is_sent_by_another_site
 from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
 from shapestream.web.quotas import Quotas

@@ -16,7 +16,11 @@ A client is whatever the caller numbers as one: a key with all its connections, 
   that (`LEAD_BATCHES`), so that a client with priorities cannot hold up others, however often it comes back.
 - Virtual time is the largest account, less priority, that ever had a turn. It also advances by all work that has its turn,
   divided by the present clients plus one. The original algorithm does not need that, since its flows are known and its
-  packets have no priorities. Here it prevents starvation (`start` has the proof).
+  packets have no priorities.
+  Here it prevents starvation: all work that has its turn moves virtual time by its `share_s / (present + 1)` at least, and
+  `present` is bounded by the queue. A client that comes later starts at most a second of work before the virtual time, less
+  the lead of the largest priority. Once virtual time is that much past the account of a client that waits, no new client
+  passes it. Clients that were here pass it by what they are owed.
 - A request's *rank* is a forecast of its turn, made at its arrival. It orders the requests of a bucket, and those of a flow
   with the whole of their priority (their *place*).
 - The work that a failed call makes run again (`Rework`) is paid once, by the client whose request is to blame.
@@ -303,11 +307,6 @@ class FairShares(Generic[FlowT]):
         `shares_s`: what the members of each flow would take in efficient batches. `share_s`: the batch, which is charged in
         these proportions, at least `_LEAST_S` to each flow; None: it takes as long as all of them. Both are seconds of all
         slots.
-
-        Why no client starves: all work that has its turn moves virtual time by its `share_s / (present + 1)` at least, and
-        `present` is bounded by the queue. A client that comes later starts at most a second of work before the virtual
-        time, less the lead of the largest priority. Once virtual time is that much past the account of a client that waits,
-        no new client passes it. Clients that were here pass it by what they are owed.
 
         The accounts of the other members do not count, since their turns may be far away. A priority changes the order,
         and must not move virtual time ahead.

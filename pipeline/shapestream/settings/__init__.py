@@ -7,7 +7,6 @@ from shapestream.settings.document import (
     WorkerGroupSettings,
     json_schema,
 )
-from shapestream.settings.gateway_settings import GatewaySettings, GrpcSettings, HttpSettings
 from shapestream.settings.loader import LoadedSettings, load_models, load_settings
 from shapestream.settings.model_settings import (
     BatchingSettings,
@@ -21,6 +20,9 @@ from shapestream.settings.model_settings import (
 )
 from shapestream.settings.server_settings import (
     AdminSettings,
+    GatewaySettings,
+    GrpcSettings,
+    HttpSettings,
     ServerSettings,
 )
 from shapestream.settings.text_folder import TextFolder

@@ -8,8 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from shapestream.gateway.json_text import LONG_BYTES, LONGEST_REST_S, LongSteps
-from shapestream.slices import Slices
+from shapestream.slices import LONG_BYTES, LONGEST_REST_S, LongSteps, Slices
 
 
 def on_virtual_clock(test: Callable[[MockClock], Awaitable[None]]) -> None:

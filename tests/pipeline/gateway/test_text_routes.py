@@ -13,9 +13,9 @@ from tests.pipeline.gateway.text_site import TextSite, on_text_site, vector
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.errors import Overloaded, TooLarge
-from shapestream.gateway.json_text import LongSteps
 from shapestream.gateway.options import text_services
 from shapestream.gateway.routes import TextRoutes
+from shapestream.slices import LongSteps
 from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
 from shapestream.web.quotas import Quotas
 from shapestream.web.tokens import Tokens
