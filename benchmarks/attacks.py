@@ -432,6 +432,8 @@ HTTP_ATTACKS: dict[str, Attack] = {
     "262,144 arrays for a chain": _asks(_chain_of_lists, PATH.format("lists")),
     "a text of 1 MB": _asks(_long_text, "/tokenize"),
     "2,048 texts": _asks(_many_texts, "/tokenize"),
+    "pages of counters": _asks(bytes, "/v2/models/stats", method="GET"),
+    "checks of health": _asks(bytes, "/v2/health/ready", method="GET", has_token=False),
     "requests in a hurry": _haste,
 }
 GRPC_ATTACKS: dict[str, Attack] = {

@@ -21,6 +21,7 @@ from shapestream.transport.http_listener import place_of
 from shapestream.web.ending import LEAVE, Asked, AskedToEnd
 from shapestream.web.messages import HttpLimits
 from shapestream.web.server import HttpServer, listeners_of
+from shapestream.web.turns import LoopTurns
 
 log = structlog.get_logger()
 
@@ -77,7 +78,7 @@ async def run_gateway(
                     services=options.services,
                 )
                 limits = replace(options.limits, max_connection_s=options.max_connection_s)
-                server = HttpServer(routes.admit, limits)
+                server = HttpServer(routes.admit, limits, LoopTurns())
 
                 async def serve(*, task_status: trio.TaskStatus[None]) -> None:
                     await server.run(listeners_of(listener, options.tls), task_status=task_status)

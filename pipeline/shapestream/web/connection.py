@@ -47,6 +47,7 @@ from shapestream.web.messages import (
 )
 from shapestream.web.parser import ChunkedBodyParser, HeadParser
 from shapestream.web.quotas import BeyondQuota, Quotas
+from shapestream.web.turns import LoopTurns
 
 log = structlog.get_logger()
 
@@ -117,7 +118,7 @@ class HttpConnection:
             "_peer",
             "_rest",
         ),
-        *("_scope", "_unanswered", "_unfinished", "_wire", "phase"),
+        *("_scope", "_turns", "_unanswered", "_unfinished", "_wire", "phase"),
     )
 
     def __init__(
@@ -129,6 +130,7 @@ class HttpConnection:
         held: Quotas,
         unfinished: Quotas,
         end: ServerEnd,
+        turns: LoopTurns | None,
     ) -> None:
         self._wire = wire
         self._all_held = held
@@ -141,6 +143,7 @@ class HttpConnection:
         """Of the request that is read or handled."""
         self._limits = limits
         self._end = end
+        self._turns = turns
         self._idle_since = trio.current_time()
         """When it began to wait for its present request."""
         self._aged_at = end.aged_at(self._idle_since, random.random())
@@ -251,10 +254,13 @@ class HttpConnection:
         try:
             self._caller, handler = self._admission(request)
         except HttpError as error:
+            self._caller = self._peer
+            await self._turn()
             if not self._has_come(head):
                 raise
             self._rest = self._rest[head.content_length :]
             return await self._answer(partial(_raise, error), request, head)
+        await self._turn()
         try:
             body = await self._body(head)
             self._enter(ConnectionPhase.HANDLING, math.inf)
@@ -270,6 +276,12 @@ class HttpConnection:
             if self._held:
                 self._all_held.give_back(self._caller, self._held)
                 self._held = 0
+
+    async def _turn(self) -> None:
+        """Wait until the request is its caller's next one, where the turn of the event loop has many."""
+        if self._turns is not None and self._turns.is_full():
+            self._enter(ConnectionPhase.HANDLING, math.inf)
+            await self._turns.wait(self._caller)
 
     def _has_come(self, head: HeadParser) -> bool:
         """Tell whether the body of a request, if it has one, has come with its head."""

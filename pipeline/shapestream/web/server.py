@@ -30,6 +30,7 @@ from shapestream.web.connection import LAST_WORDS_S, ConnectionPhase, HttpConnec
 from shapestream.web.ending import ServerEnd
 from shapestream.web.messages import Admission, Handler, HttpError, HttpLimits
 from shapestream.web.quotas import Quotas
+from shapestream.web.turns import LoopTurns
 
 log = structlog.get_logger()
 
@@ -54,10 +55,16 @@ def for_all(handler: Handler) -> Admission:
 class HttpServer:
     """An HTTP/1.1 server on trio that hands complete requests to their handlers."""
 
-    def __init__(self, admission: Admission, limits: HttpLimits | None = None) -> None:
-        """`admission` names the caller and the handler of each request before its body is read."""
+    def __init__(
+        self, admission: Admission, limits: HttpLimits | None = None, turns: LoopTurns | None = None
+    ) -> None:
+        """`admission` names the caller and the handler of each request before its body is read.
+
+        `turns` share the event loop between callers; None: there are few connections.
+        """
         self._admission = admission
         self._limits = HttpLimits() if limits is None else limits
+        self._turns = turns
         self._connections: dict[HttpConnection, None] = {}
         """In order of their beginning, the oldest first. The values have no meaning."""
         self._end = ServerEnd(idle_s=self._limits.idle_s, max_connection_s=self._limits.max_connection_s)
@@ -100,6 +107,8 @@ class HttpServer:
             async with trio.open_nursery() as watching:
                 watching.start_soon(watch.run)
                 watching.start_soon(self._end_overdue, LOOK_S)
+                if self._turns is not None:
+                    watching.start_soon(self._turns.run)
                 async with trio.open_nursery() as serving:
                     with self._accepting:
                         task_status.started()
@@ -154,7 +163,14 @@ class HttpServer:
         except OSError:
             return  # it is gone already
         connection = HttpConnection(
-            wire, peer, self._admission, self._limits, self._held, self._unfinished, self._end
+            wire,
+            peer,
+            self._admission,
+            self._limits,
+            self._held,
+            self._unfinished,
+            self._end,
+            self._turns,
         )
         if not self._has_room():
             await self._refuse(connection)

@@ -16,6 +16,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from shapestream.transport.http_listener import listen_at
 from shapestream.web.messages import Handler, HttpLimits, HttpRequest, HttpResponse
 from shapestream.web.server import HttpServer, listeners_of
+from shapestream.web.turns import LoopTurns
 
 PATIENCE_S = 100.0
 """No bound of anything that is tested: what never comes is an error, not a hang."""
@@ -184,6 +185,7 @@ def served(
     caller_of: Callable[[HttpRequest], str] = address_of,
     virtual_time: bool = False,
     tls: ssl.SSLContext | None = None,
+    turns: LoopTurns | None = None,
     **limits: Any,
 ) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
     """Runs a test on a site, its first argument, which serves `handler`."""
@@ -197,6 +199,7 @@ def served(
                 caller_of=caller_of,
                 virtual_time=virtual_time,
                 tls=tls,
+                turns=turns,
                 **limits,
             )
 
@@ -214,6 +217,7 @@ def serve(
     caller_of: Callable[[HttpRequest], str] = address_of,
     virtual_time: bool = False,
     tls: ssl.SSLContext | None = None,
+    turns: LoopTurns | None = None,
     **limits: Any,
 ) -> None:
     """Serves a handler while a play runs. Afterwards no task of the server is left."""
@@ -225,7 +229,7 @@ def serve(
             listeners[0] if isinstance(listeners[0], trio.SocketListener) else listeners[0].transport_listener
         )
         port = plain.socket.getsockname()[1]
-        server = HttpServer(lambda request: (caller_of(request), handler), HttpLimits(**limits))
+        server = HttpServer(lambda request: (caller_of(request), handler), HttpLimits(**limits), turns)
         peers: list[Peer] = []
         try:
             with trio.fail_after(VIRTUAL_PATIENCE_S if virtual_time else PATIENCE_S):
