@@ -176,7 +176,8 @@ class BatchRun:
         if prepared is None or sizes is None:
             assert self._request is not None  # only a pool whose shapes are all prepared has no requests
             results = self._run_on(self._request, call, places, members, shapes)
-            known = self._pool.signature.shape_of_tensors(call.sizes)
+            of_tensors = self._pool.shape_of_tensors
+            known = call.sizes if of_tensors is None else of_tensors(call.sizes)
             if results is not None and known not in self._seen:
                 self._preparations += 1
                 if len(self._seen) >= _REMEMBERED_SHAPES:

@@ -245,6 +245,9 @@ class RequestPool:
         self.signature = model.signature
         self.resolve = lru_cache(REMEMBERED)(model.signature.resolve)
         """`ModelSignature.resolve`, remembered per layout."""
+        has_strings = any(port.is_string for port in model.signature.inputs)
+        self.shape_of_tensors = model.signature.shape_of_tensors if has_strings else None
+        """`ModelSignature.shape_of_tensors`; None where sizes are those of tensors."""
         self.assembly = Assembly(model.signature)
         self.planner = CallPlanner(model.signature)
         self.cutter = PieceCutter(model.signature)

@@ -115,6 +115,7 @@ class OutputSplitter(ABC):
         self.number = number
         """Number of the output in the signature."""
         self._port = port
+        self._is_string = port.is_string
         self._rank = port.shape.rank
         self._dtype = array_dtype(port.element_type)
         self._entry = lru_cache(REMEMBERED)(self._announced)
@@ -172,7 +173,7 @@ class OutputSplitter(ABC):
 
         Clients rely on the bounds: a chain derives its own from them, and a program reserves memory by them.
         """
-        sizes = shape[:-1] if self._port.is_string else shape
+        sizes = shape[:-1] if self._is_string else shape
         if not self._port.announces(sizes):
             raise RuleError(
                 f"output {self._port.name!r} has the shape {list(sizes)}, and the signature announces "
@@ -208,7 +209,7 @@ class OutputSplitter(ABC):
         """Cut the output into consecutive runs of `counts` along `axis`, trimmed; with `axis` None, everyone gets
         everything."""
         trims = self._trims(output, division) if self._follows else ()
-        if self._port.is_string or trims or axis is None or (axis and prod(output.shape[:axis]) != 1):
+        if self._is_string or trims or axis is None or (axis and prod(output.shape[:axis]) != 1):
             return self._column(self._pieces(output, counts, division, axis, trims))
         head, tail = output.shape[:axis], output.shape[axis + 1 :]
         entries = {count: self._entry((*head, count, *tail)) for count in set(counts)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, inf
 
 from shapestream.scheduling.batches import Batch, BatchState
@@ -39,14 +39,14 @@ class HangLimits:
     grace_s: float
     """Seconds from one step against a hanging batch to the next."""
 
-    @property
-    def first_call_s(self) -> float:
-        """The longest time, in seconds, of a call of which nothing is known."""
-        return max(self.min_s, min(FIRST_CALL_TIMES * self.min_s, MOST_FIRST_CALL_S))
+    first_call_s: float = field(init=False)
+    """The longest time of a call of which nothing is known."""
 
     def __post_init__(self) -> None:
         if not (self.min_s > 0.0 and self.grace_s > 0.0):
             raise ValueError("a batch cannot hang from the start: the limits must be more than 0 s")
+        first_s = max(self.min_s, min(FIRST_CALL_TIMES * self.min_s, MOST_FIRST_CALL_S))
+        object.__setattr__(self, "first_call_s", first_s)
 
 
 class HangWatch:

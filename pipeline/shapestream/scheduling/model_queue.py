@@ -370,7 +370,9 @@ class ModelQueue:
 
     def meet(self, sizes: tuple[int, ...]) -> bool:
         """Remember a batch's sizes, mean bytes of strings apart. Return whether they are new, as far as remembered."""
-        seen, sizes = self.seen, self.profile.shape_of_tensors(sizes)
+        seen = self.seen
+        if self.profile.strings:
+            sizes = self.profile.shape_of_tensors(sizes)
         if sizes in seen:
             return False
         if len(seen) >= MAX_SEEN:

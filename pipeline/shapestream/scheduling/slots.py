@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from itertools import islice
 from math import inf
@@ -272,8 +272,7 @@ class Slot:
 
     def unlist_end(self, running: Batch) -> None:
         """Take the slot off these lists: the batch has ended, or the slot gets no more."""
-        for pool in self.pools:
-            _unlist(pool.ends, running.ends_at, self)
+        _unlist([pool.ends for pool in self.pools], running.ends_at, self)
         self.unlist_prefetch(running)
 
     def list_prefetch(self, running: Batch) -> None:
@@ -285,8 +284,7 @@ class Slot:
     def unlist_prefetch(self, running: Batch) -> None:
         """Queue no batch behind this one, for now."""
         if running.prefetch_at is not None:
-            for pool in self.pools:
-                _unlist(pool.prefetches, running.prefetch_at, self)
+            _unlist([pool.prefetches for pool in self.pools], running.prefetch_at, self)
 
 
 Agenda: TypeAlias = list[tuple[float, int, Slot]]
@@ -295,12 +293,13 @@ Agenda: TypeAlias = list[tuple[float, int, Slot]]
 A change moves what comes behind, which takes a microsecond where there are 10,000 slots."""
 
 
-def _unlist(agenda: Agenda, time: float, slot: Slot) -> None:
-    """Remove a slot, if it stands there at this time."""
+def _unlist(agendas: Iterable[Agenda], time: float, slot: Slot) -> None:
+    """Remove a slot from each where it stands at this time."""
     entry = time, slot.id, slot
-    place = bisect_left(agenda, entry)
-    if place < len(agenda) and agenda[place] == entry:
-        del agenda[place]
+    for agenda in agendas:
+        place = bisect_left(agenda, entry)
+        if place < len(agenda) and agenda[place] == entry:
+            del agenda[place]
 
 
 def sampled(agenda: Agenda, count: int) -> Iterator[tuple[float, Slot, int]]:

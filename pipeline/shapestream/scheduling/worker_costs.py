@@ -204,8 +204,10 @@ class WorkerCosts:
         new = self.worker_class.new
         if not new.measured or (not rows and self._is_one_call) or 0 in shape:
             return 0.0
-        if self._is_one_call and self._of_tensors((rows, *shape)) in self._known:
-            return 0.0
+        if self._is_one_call:
+            sizes = (rows, *shape)
+            if (self._of_tensors(sizes) if self.profile.strings else sizes) in self._known:
+                return 0.0
         unknown = [
             sizes
             for _, sizes in self.worker_class.calls(rows, shape)
@@ -228,7 +230,7 @@ class WorkerCosts:
         """Note that the device has prepared the calls of a batch of these sizes."""
         known = self._known
         for _, call_sizes in self.worker_class.calls(rows, shape):
-            sizes = self._of_tensors(call_sizes)
+            sizes = self._of_tensors(call_sizes) if self.profile.strings else call_sizes
             known.pop(sizes, None)
             if len(known) >= MOST_KNOWN_SHAPES:
                 del known[next(iter(known))]
