@@ -37,6 +37,7 @@ from shapestream_engine.slot import Runner, run_batch
 from shapestream_workers.access import server_security
 from shapestream_workers.advice import PaddingAdvice, SpeedAdvice, advise_padding, advise_speed
 from shapestream_workers.chains import plan_chains, service_problems
+from shapestream_workers.gateways import missing_library
 from shapestream_workers.models import (
     model_spec,
     placement_warnings,
@@ -180,6 +181,7 @@ def check_configuration(
                 ("in_process",), "a crash of a model ends the server, and memory cannot be given back"
             )
         )
+    _check_extras(loaded, report)
     try:
         server_security(loaded)
     except ConfigurationError as error:
@@ -197,6 +199,19 @@ def check_configuration(
     signatures |= {chain.spec.name: chain.signature for chain in report.chains}
     report.problems += service_problems(loaded, signatures)
     return report
+
+
+def _check_extras(loaded: LoadedSettings, report: CheckReport) -> None:
+    """Add what the ports of the server lack. Without a gateway's library `serve` ends; else it serves without the port."""
+    server = loaded.settings.server
+    for key, extra, findings, consequence in (
+        ("http", "http", report.problems, ""),
+        ("grpc", "grpc", report.problems, ""),
+        ("admin", "admin", report.warnings, ": served without health checks, page and metrics"),
+        ("tracing", "otel", report.warnings, ": served without tracing"),
+    ):
+        if getattr(server, key) is not None and (missing := missing_library(extra)) is not None:
+            findings.append(loaded.problem(("server", key), f"{missing}{consequence}"))
 
 
 def _check_model(
