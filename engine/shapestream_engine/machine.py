@@ -93,6 +93,13 @@ def runtime_of(engine: str) -> dict[str, list[str]]:
     return found
 
 
+def is_installed(engine: str) -> bool:
+    """Tell whether an engine's package is there. Nothing is loaded, so whether it works stays open."""
+    if engine not in _MODULES:
+        return bool(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=engine))
+    return all(importlib.util.find_spec(module) is not None for module in _MODULES[engine][:1])
+
+
 def engine_and_versions(engine: str) -> str:
     """Return the name of an engine and the versions of its own packages, `openvino openvino==2026.4.1`."""
     found = (name for module, names in runtime_of(engine).items() if module != "numpy" for name in names)

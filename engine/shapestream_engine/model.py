@@ -173,18 +173,19 @@ def engine_of(spec: ModelSpec) -> EngineChoice:
     """Return the engine that runs the model: the only one, or the first that is installed and takes the file.
 
     The file is read where several engines may run it. Raises `EngineMissing`, and `ModelLoadError` if none takes it.
+    `probe.choose` compiles it as well, in a child process.
     """
     if len(spec.engines) == 1:
         return EngineChoice(engine=spec.engines[0])
-    damaged = spec.path is not None and not is_whole(spec.path)
+    return choose_engine(spec.engines, lambda engine: check_reads(spec, engine))
 
-    def check(engine: str) -> None:
-        check_spec = getattr(load_backend(engine), "check_spec", None)
-        # A file that is missing or damaged is no engine's fault: the first one says it when it compiles.
-        if check_spec is not None and not damaged:
-            check_spec(spec)
 
-    return choose_engine(spec.engines, check)
+def check_reads(spec: ModelSpec, engine: str) -> None:
+    """Raise `EngineError` if the engine is not installed, cannot read the model, or would compute it wrongly."""
+    check_spec = getattr(load_backend(engine), "check_spec", None)
+    # A file that is missing or damaged is no engine's fault: the first one says it when it compiles.
+    if check_spec is not None and (spec.path is None or is_whole(spec.path)):
+        check_spec(spec)
 
 
 def with_engine(spec: ModelSpec) -> ModelSpec:

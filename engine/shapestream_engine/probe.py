@@ -15,14 +15,16 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
+from shapestream_engine.backends.registry import EngineChoice
 from shapestream_engine.compiled_model import CompiledModel
-from shapestream_engine.errors import SignatureError
-from shapestream_engine.model import ModelSpec, OutputSpec, with_engine
+from shapestream_engine.errors import ModelLoadError, SignatureError
+from shapestream_engine.model import ModelSpec, OutputSpec, engine_of, with_engine
+from shapestream_engine.model_files import is_whole
 from shapestream_engine.output_rules import rule_to_dict
 from shapestream_engine.ports import OutputPort
 from shapestream_engine.probing.beside import EnginesReport
 from shapestream_engine.probing.cache import ProofCache
-from shapestream_engine.probing.child import Heard, Task, blamed, run_child
+from shapestream_engine.probing.child import Heard, Task, blamed, compilation_by, run_child
 from shapestream_engine.probing.evidence import Finding, ProbeReport, Treatment, unjudged, without_jumps
 from shapestream_engine.probing.examination import ProbeOptions, treatments
 
@@ -33,6 +35,7 @@ __all__ = [
     "ProbeReport",
     "ProofCache",
     "Treatment",
+    "choose",
     "compare_beside",
     "complete_rules",
     "prove",
@@ -40,6 +43,20 @@ __all__ = [
 
 _MOST_CHILDREN = 8
 """Largest number of child processes of one proof."""
+
+
+def choose(spec: ModelSpec, *, cache: ProofCache | None = None) -> EngineChoice:
+    """Return the engine that runs the model: the only one, or the first that is installed, reads, computes and compiles it.
+
+    Where there are several, each is tried in a child process, since a reader of files or a compiler may crash; the choice is
+    kept. Only file, device and properties count. Raises `EngineMissing`, and `EngineError` if none takes the model.
+    """
+    if len(spec.engines) == 1 or spec.path is None or not is_whole(spec.path):
+        return engine_of(spec)
+    bare = ModelSpec(name=spec.name, path=spec.path, device=spec.device, properties=spec.properties)
+    task = Task(spec=bare, options=ProbeOptions(), threads=1, choose=True)
+    known = (cache or ProofCache(None)).kept(task, None, lambda: _chosen(task))
+    return EngineChoice(engine=known.engine, passed_over=known.passed_over)
 
 
 def prove(
@@ -115,6 +132,24 @@ def _children(task: Task) -> Iterator[Heard]:
         if heard.end is None or heard.phase == "compile":
             return
         skip |= {heard.phase, *[str(finding.treatment) for finding in heard.findings]}
+
+
+def _chosen(task: Task) -> ProbeReport:
+    ended: dict[str, str] = {}
+    for heard in _children(task):
+        for engine in task.spec.engines:
+            if heard.end is not None and heard.phase == compilation_by(engine):
+                ended[engine] = heard.end
+    outcome = heard.outcome
+    if outcome is None:
+        raise ModelLoadError(f"model {task.spec.name!r}: no engine can be tried: {heard.end} ({heard.case})")
+    return ProbeReport(
+        model=task.spec.name,
+        findings=(),
+        engine=outcome["engine"],
+        passed_over={**outcome["passed_over"], **ended},
+        conclusive=not ended,
+    )
 
 
 def _guess(task: Task) -> ProbeReport:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.onnx_files import write_classifier, write_onnx
 
 from shapestream_engine import (
     EngineMissing,
+    InputSpec,
     ModelLoadError,
     ModelSpec,
     compile_model,
@@ -21,7 +23,7 @@ from shapestream_engine import (
     read_model,
 )
 from shapestream_engine.calibration import cost_key
-from shapestream_engine.probe import ProbeOptions
+from shapestream_engine.probe import ProbeOptions, ProofCache, choose
 
 MOMENTS = np.array([1.7e9 + 0.125, 1.7e9 + 1, 1.7e9 - 3])
 
@@ -127,3 +129,50 @@ def test_costs_are_kept_by_the_engine_that_was_chosen(
     assert before == key()
     without(monkeypatch, "openvino")
     assert before != key()
+
+
+def write_gru(path: Path) -> Path:
+    """A layer whose activation OpenVINO reads, and its CPU device does not compile (2026.4)."""
+    known = {name: np.ones((1, 6, 2), np.float32) for name in ("w", "r")}
+    node = helper.make_node("GRU", ["x", *known], ["", "y"], hidden_size=2, activations=["Relu", "Elu"])
+    return write_onnx(path, [node], {"x": ["seq", "batch", 2]}, {"y": [1, "batch", 2]}, known)
+
+
+def test_a_file_that_an_engine_cannot_compile_goes_to_the_next(tmp_path: Path) -> None:
+    """The reason is kept with the choice, which other settings of the YAML do not change."""
+    spec = ModelSpec(path=write_gru(tmp_path / "m.onnx"))
+    cache = ProofCache(tmp_path / "kept")
+    choice = choose(spec, cache=cache)
+    assert "onnxruntime" == choice.engine
+    assert "CPU cannot compile it" in choice.passed_over["openvino"]
+    (kept,) = (path for path in (tmp_path / "kept").iterdir() if path.suffix == ".json")
+    stated = replace(spec, inputs={"x": InputSpec(shape="seq, batch, 2")})
+    assert choice == choose(stated, cache=cache)
+    assert [kept] == [path for path in (tmp_path / "kept").iterdir() if path.suffix == ".json"]
+
+
+def test_an_engine_that_ends_the_process_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a library that finds no instruction that it needs does; such a choice is not kept."""
+    (tmp_path / "openvino").mkdir()
+    (tmp_path / "openvino" / "__init__.py").write_text("import os\nos.abort()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = ModelSpec(path=doubled(tmp_path / "m.onnx", TensorProto.FLOAT))
+    choice = choose(spec, cache=ProofCache(tmp_path / "kept"))
+    assert ("onnxruntime", "openvino: the process was ended by SIGABRT") == (choice.engine, choice.why)
+    assert [] == [path.name for path in (tmp_path / "kept").iterdir() if path.suffix == ".json"]
+
+
+def test_shapes_that_the_file_leaves_open_pass_no_engine_over(tmp_path: Path) -> None:
+    """The configuration states them, for whichever engine it is."""
+    node = helper.make_node("Relu", ["x"], ["y"])
+    path = write_onnx(tmp_path / "m.onnx", [node], {"x": None}, {"y": None})
+    assert ("openvino", "") == ((choice := choose(ModelSpec(path=path))).engine, choice.why)
+
+
+def test_a_damaged_file_is_no_engines_fault(tmp_path: Path) -> None:
+    """The first one says what is wrong when it compiles."""
+    path = tmp_path / "m.onnx"
+    path.write_bytes(b"no model")
+    assert "openvino" == choose(ModelSpec(path=path)).engine

@@ -141,6 +141,7 @@ CHANGED: dict[type, dict[str, object]] = {
         "skip": frozenset({"batching"}),
         "guess": True,
         "beside": "onnxruntime",
+        "choose": True,
     },
     ModelSpec: {
         "function": "numpy:sinc",

@@ -195,3 +195,83 @@ def test_no_trace_is_overwritten_or_renamed(tmp_path: Path) -> None:
     words = " ".join(ran.stderr.split())
     assert "exists, and is not overwritten (name another file, or remove it)" in words
     assert ["kept"] == [path.read_text() for path in tmp_path.glob("t*.jsonl")]
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        (
+            "model.pth",
+            "weights of PyTorch without their program (load them into their module, and export it by torch",
+        ),
+        ("model.pt", "weights or a script of PyTorch (export the module by torch.export.save as .pt2"),
+        ("model.pb", "a graph of TensorFlow (export the model as .onnx: python -m tf2onnx.convert"),
+        ("model.safetensors", "weights alone (export the folder of the model: optimum-cli export onnx"),
+        ("model.bin", "weights alone (of an IR, write its .xml"),
+        (
+            "https://host.invalid/m.onnx",
+            "is a URL, and nothing is downloaded (download it, and write the path",
+        ),
+        ("s3://bucket/m.onnx", "is a URL, and nothing is downloaded (download it, and write the path"),
+        ("${MODELS}/m.onnx", "holds a variable, and none is replaced in this file (write the path itself"),
+        ("$MODELS/m.onnx", "holds a variable, and none is replaced in this file (write the path itself"),
+        (
+            "acme/mini-LM.v2",
+            "downloaded before: hf download acme/mini-LM.v2 --local-dir FOLDER, and FOLDER is the path)",
+        ),
+    ],
+)
+def test_what_is_no_model_file_has_the_way_out(tmp_path: Path, written: str, words: str) -> None:
+    """Weights without a program, formats of others, and addresses: each has its own sentence."""
+    if "/" not in written:
+        (tmp_path / written).write_bytes(b"weights")
+    (problem,) = problems(check(tmp_path, f'models: [{{name: m, path: "{written}"}}]\n'), tmp_path)
+    assert problem.startswith("1:20: models[0].path: ")
+    assert words in problem
+
+
+def test_a_file_may_have_any_name_that_the_disk_has(tmp_path: Path) -> None:
+    """A dollar or a folder like an owner's name is no reason to refuse what is there."""
+    (tmp_path / "$acme").mkdir()
+    relu(tmp_path / "$acme" / "m.onnx")
+    checked = check(tmp_path, "models: [{name: m, path: $acme/m.onnx, batching: {max_batch: 1}}]\n")
+    assert 0 == checked.exit_code, checked.output
+
+
+@pytest.mark.parametrize(
+    ("server", "modules", "status", "line"),
+    [
+        ("http: 127.0.0.1:0", ["orjson"], 3, "server.http: orjson missing (pip install 'shapestream[http]')"),
+        ("grpc: 127.0.0.1:0", ["grpc"], 3, "server.grpc: grpc missing (pip install 'shapestream[grpc]')"),
+        (
+            "admin: 127.0.0.1:0",
+            ["httptools", "prometheus_client"],
+            0,
+            "server.admin: httptools and prometheus_client missing (pip install 'shapestream[admin]'): served without",
+        ),
+        ("tracing: http://127.0.0.1:4318", ["requests"], 0, "server.tracing: requests missing (pip install"),
+    ],
+    ids=["http", "grpc", "admin", "tracing"],
+)
+def test_an_extra_that_a_port_needs_is_missed_by_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str, modules: list[str], status: int, line: str
+) -> None:
+    """A mistake where `serve` would end, and a warning where it would serve without."""
+    for module in modules:
+        monkeypatch.setitem(sys.modules, module, None)
+    relu(tmp_path / "m.onnx")
+    text = f"server: {{{server}}}\nmodels: [{{name: m, path: m.onnx, batching: {{max_batch: 1}}}}]\n"
+    checked = check(tmp_path, text)
+    assert status == checked.exit_code, checked.output
+    assert any(line in each for each in checked.stderr.splitlines()), checked.stderr
+
+
+@pytest.mark.parametrize("command", ["stats", "models"])
+def test_an_address_without_its_scheme_is_told_what_it_means(command: str) -> None:
+    """As the YAML tells it."""
+    ran = CliRunner().invoke(app, [command, "127.0.0.1:9090"])
+    assert 3 == ran.exit_code, ran.output
+    assert (
+        "127.0.0.1:9090: no such file (an address has its scheme: write tcp://127.0.0.1:9090, where the server listens for "
+        "clients)\n"
+    ) == ran.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -416,6 +417,22 @@ def test_which_of_two_model_files(tmp_path: Path, engine: str | None, file: str)
     made = read(folder, **({} if engine is None else {"engine": engine}))
     assert f"{folder}/{file}" == made.encoder["path"]
     assert (engine != "onnxruntime") == any("onnx/model.onnx is not used" in note for note in made.notes)
+
+
+def test_a_file_whose_engine_is_not_installed_gives_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the extra `onnxruntime` alone the ONNX file is taken, and the note says why; an IR alone stays."""
+    folder = write_folder(tmp_path)
+    ir = folder / "openvino" / "openvino_model.xml"
+    ov.save_model(ov.Core().read_model(folder / "onnx" / "model.onnx"), ir)
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    made = read(folder)
+    assert f"{folder}/onnx/model.onnx" == made.encoder["path"]
+    (note,) = (note for note in made.notes if "is not used" in note)
+    assert "openvino/openvino_model.xml needs the engine openvino, which is not installed" in note
+    (folder / "onnx" / "model.onnx").unlink()
+    assert str(ir) == read(folder).encoder["path"]
 
 
 def test_the_yaml_is_put_over_the_files(tmp_path: Path) -> None:

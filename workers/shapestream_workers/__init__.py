@@ -7,5 +7,5 @@ EXIT_RUNTIME = 1
 EXIT_CONFIGURATION = 3
 """The configuration cannot be used. Another start would not help."""
 EXIT_UNUSABLE = 4
-"""The server refused this worker process: it read other files of a model than those that are served, or it speaks another
-version of the protocol. A new process may be accepted."""
+"""The server refused this worker process: it has other files or another engine of a model than those that are served, or
+it speaks another version of the protocol. A new process may be accepted."""

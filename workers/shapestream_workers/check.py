@@ -20,13 +20,13 @@ from shapestream.chains.plan import Chain
 from shapestream.errors import ConfigurationError
 from shapestream.settings import LoadedSettings, Location, ModelSettings, TextFolder, load_models
 from shapestream.settings.model_settings import AUTO_ENGINE
-from shapestream_engine.backends.registry import EngineChoice, check_engine, engines_of_path, is_installed
+from shapestream_engine.backends.registry import EngineChoice, check_engine, engines_of_path
 from shapestream_engine.batch import BatchReport
 from shapestream_engine.batch_axis import inputs_line
 from shapestream_engine.compiled_model import CompiledModel, RequestPool
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
-from shapestream_engine.model import engine_of
+from shapestream_engine.machine import is_installed
 from shapestream_engine.model_files import files_of_model
 from shapestream_engine.probe import EnginesReport, ProbeReport, compare_beside
 from shapestream_engine.probing.examination import values_of
@@ -37,6 +37,7 @@ from shapestream_engine.slot import Runner, run_batch
 from shapestream_workers.access import server_security
 from shapestream_workers.advice import PaddingAdvice, SpeedAdvice, advise_padding, advise_speed
 from shapestream_workers.chains import plan_chains, service_problems
+from shapestream_workers.gateways import missing_library
 from shapestream_workers.models import (
     model_spec,
     placement_warnings,
@@ -44,7 +45,7 @@ from shapestream_workers.models import (
     processes_of,
     require_trusted,
 )
-from shapestream_workers.proof import probe_options, try_model
+from shapestream_workers.proof import chosen_engine, probe_options, try_model
 
 # Sizes of open dimensions in the second run: large enough to be different, small enough for any model.
 TYPICAL_SIZE = 16
@@ -128,7 +129,9 @@ class CheckReport:
                     "properties": model.properties,
                     "calls": list(model.calls),
                     "proof": {
-                        key: value for key, value in model.proof.to_dict().items() if key != "tolerances"
+                        key: value
+                        for key, value in model.proof.to_dict().items()
+                        if key not in ("tolerances", "engine", "passed_over")
                     },
                     "beside": None if model.engines is None else asdict(model.engines),
                     "padding": {**asdict(model.padding), "proved": list(model.padding.proved)},
@@ -178,6 +181,7 @@ def check_configuration(
                 ("in_process",), "a crash of a model ends the server, and memory cannot be given back"
             )
         )
+    _check_extras(loaded, report)
     try:
         server_security(loaded)
     except ConfigurationError as error:
@@ -197,6 +201,19 @@ def check_configuration(
     return report
 
 
+def _check_extras(loaded: LoadedSettings, report: CheckReport) -> None:
+    """Add what the ports of the server lack. Without a gateway's library `serve` ends; else it serves without the port."""
+    server = loaded.settings.server
+    for key, extra, findings, consequence in (
+        ("http", "http", report.problems, ""),
+        ("grpc", "grpc", report.problems, ""),
+        ("admin", "admin", report.warnings, ": served without health checks, page and metrics"),
+        ("tracing", "otel", report.warnings, ": served without tracing"),
+    ):
+        if getattr(server, key) is not None and (missing := missing_library(extra)) is not None:
+            findings.append(loaded.problem(("server", key), f"{missing}{consequence}"))
+
+
 def _check_model(
     loaded: LoadedSettings,
     index: int,
@@ -210,7 +227,7 @@ def _check_model(
     # As each process that will serve it: a verdict holds for a number of threads, and a start recalls it.
     (slots, threads), *others = processes_of(loaded.settings, settings.name)
     spec = model_spec(settings)
-    choice = engine_of(spec)
+    choice = chosen_engine(spec)
     spec = replace(spec, engine=choice.engine)
     for other_slots, other_threads in others:
         tried = try_model(settings, spec, slots=other_slots, threads=other_threads, prove_trusted=True)

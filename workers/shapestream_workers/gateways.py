@@ -41,17 +41,20 @@ STOP_GRACE_S = 5.0
 """Seconds for a process to end after its requests have: last answers leave, and nothing else is left to do."""
 
 Kind: TypeAlias = Literal["http", "grpc"]
-LIBRARIES: Mapping[Kind, Sequence[str]] = {
+LIBRARIES: Mapping[str, Sequence[str]] = {
     "http": ("httptools", "orjson"),
     "grpc": ("grpc", "google.protobuf"),
+    "admin": ("httptools", "prometheus_client"),
+    "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http", "requests"),
 }
-"""The modules that a gateway of each kind needs; its extra has the name of the kind."""
+"""Extra -> the modules that it brings, of gateways (each kind has an extra of its name) and of what the server itself tells
+over HTTP."""
 
 
-def missing_library(kind: Kind) -> str | None:
-    """Return the problem, with its remedy, if a library of a gateway is not installed."""
-    missing = [name for name in LIBRARIES[kind] if not _is_installed(name)]
-    return f"{' and '.join(missing)} missing (pip install 'shapestream[{kind}]')" if missing else None
+def missing_library(extra: str) -> str | None:
+    """Return the problem, with its remedy, if a library of an extra is not installed."""
+    missing = [name for name in LIBRARIES[extra] if not _is_installed(name)]
+    return f"{' and '.join(missing)} missing (pip install 'shapestream[{extra}]')" if missing else None
 
 
 def _is_installed(module: str) -> bool:

@@ -42,16 +42,21 @@ from shapestream_engine.model import (
     ModelSpec,
     OutputSpec,
     compile_model,
-    engine_of,
     read_model,
-    with_engine,
 )
 from shapestream_engine.model_files import digest_of_model
 from shapestream_engine.pooling import Pooling
 from shapestream_engine.shapes import BATCH
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.strategy import Strategy
-from shapestream_workers.proof import Judgement, may_share, rows_together, try_model, without_padding
+from shapestream_workers.proof import (
+    Judgement,
+    chosen_engine,
+    may_share,
+    rows_together,
+    try_model,
+    without_padding,
+)
 
 log = structlog.get_logger()
 
@@ -99,7 +104,7 @@ def placement_warnings(loaded: LoadedSettings) -> Iterator[str]:
 def model_spec(model: ModelSettings) -> ModelSpec:
     """Return the specification of the model, with all the padding that the configuration allows.
 
-    Its engine is open where the file decides (`with_engine`).
+    Its engine is open where the file decides (`chosen_engine`).
 
     With `batch_invariant`, every call has the same number of rows and nothing is padded.
     """
@@ -222,7 +227,8 @@ def read_signatures(loaded: LoadedSettings, models: Iterable[ModelSettings] | No
 
 def _signature(settings: Settings, model: ModelSettings) -> tuple[ModelSignature, Judgement]:
     """Return the signature and the judgement; the model is tested only if that can change them."""
-    spec = with_engine(model_spec(model))
+    spec = model_spec(model)
+    spec = replace(spec, engine=chosen_engine(spec).engine)
     if not may_share(model) or states_batch(spec):
         with suppress(RuleMissing):
             signature = read_model(spec).signature
@@ -256,7 +262,7 @@ def _compile_unchanged(
 def _compile(model: ModelSettings, slots: int, threads: int | None) -> tuple[CompiledModel, Judgement]:
     """Return the model as it may be served, and the consequences of its proof."""
     spec = model_spec(model)
-    choice = engine_of(spec)
+    choice = chosen_engine(spec)
     if choice.why:
         log.info("engine chosen", model=model.name, engine=choice.engine, why=choice.why)
     tried = try_model(model, replace(spec, engine=choice.engine), slots=slots, threads=threads)

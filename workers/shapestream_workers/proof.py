@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from shapestream.settings import Location, ModelSettings, ProbeSettings
+from shapestream_engine.backends.registry import EngineChoice
 from shapestream_engine.batch_axis import (
     NoBatchAxis,
     states_batch,
@@ -40,7 +41,15 @@ from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError, RuleMissing
 from shapestream_engine.model import ModelSpec, compile_model
 from shapestream_engine.output_rules import List, Shared
-from shapestream_engine.probe import Finding, ProbeOptions, ProbeReport, ProofCache, complete_rules, prove
+from shapestream_engine.probe import (
+    Finding,
+    ProbeOptions,
+    ProbeReport,
+    ProofCache,
+    choose,
+    complete_rules,
+    prove,
+)
 from shapestream_engine.probing.inputs import Integers, Uniform, Values
 from shapestream_engine.shapes import BATCH
 from shapestream_engine.signature import ModelSignature
@@ -115,6 +124,11 @@ def probe_model(
 ) -> ProbeReport:
     """Test the model, or read an earlier result from the cache. Raises `EngineError` if it cannot be tested."""
     return prove(spec, compiled, probe_options(model), threads=threads, cache=ProofCache.of_environment())
+
+
+def chosen_engine(spec: ModelSpec) -> EngineChoice:
+    """Return the engine that runs the model, as it was tried in a child process. Raises `EngineError` if none does."""
+    return choose(spec, cache=ProofCache.of_environment())
 
 
 def compile_with_rules(

@@ -51,7 +51,8 @@ class WorkerEnd(enum.Enum):
     REFUSED = enum.auto()
     """The server refused this worker, and no other server will replace it."""
     UNUSABLE = enum.auto()
-    """This process has read other files of a model than the server serves, or speaks another version of the protocol."""
+    """This process has other files or another engine of a model than the server serves, or speaks another version of the
+    protocol."""
     SLOT_ENDED = enum.auto()
     """A slot's thread has ended: another process must replace this one."""
     SLOT_HANGS = enum.auto()

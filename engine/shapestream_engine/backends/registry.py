@@ -48,15 +48,6 @@ def check_engine(engine: str) -> None:
         raise SignatureError(f"unknown engine {engine!r}; known are {', '.join(known)}")
 
 
-def is_installed(engine: str) -> bool:
-    """Tell whether an engine's packages are installed and can be loaded."""
-    try:
-        load_backend(engine)
-    except (EngineMissing, ModelLoadError):
-        return False
-    return True
-
-
 def load_backend(engine: str) -> Any:
     """Load the module or object that is the `Backend` of an engine.
 

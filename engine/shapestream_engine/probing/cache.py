@@ -12,7 +12,7 @@ import importlib.metadata
 import importlib.util
 import json
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -62,17 +62,24 @@ class ProofCache(KeptFiles):
             return report
 
 
-def key_of(version: int, asked: object, spec: ModelSpec, signature: ModelSignature | None) -> str:
+def key_of(
+    version: int,
+    asked: object,
+    spec: ModelSpec,
+    signature: ModelSignature | None,
+    engines: Sequence[str] | None = None,
+) -> str:
     """Return the key of a kept entry: it changes with the question, the model's files, and everything that runs the model.
 
     `version` is the version of the entries. `asked` is the value that describes the question; every field of it counts.
+    `engines` are those that are asked about; None: the one that runs the model.
     """
     plain = {
         "format": version,
         "asked": _plain(asked),
         "signature": None if signature is None else {**signature.to_dict(), "name": ""},
         "model": _model_digest(spec),
-        "versions": _versions(engine_of(spec).engine),
+        "versions": _versions(engines or (engine_of(spec).engine,)),
         "cpu": cpu_name(),
         # Without a number of threads, the engine chooses by the number of CPUs.
         "cpus": available_cpus(),
@@ -82,7 +89,7 @@ def key_of(version: int, asked: object, spec: ModelSpec, signature: ModelSignatu
 
 def proof_key(task: Task, signature: ModelSignature | None) -> str:
     """Return the key of a verdict: it changes with everything known to influence the verdict."""
-    return key_of(_FORMAT, task, task.spec, signature)
+    return key_of(_FORMAT, task, task.spec, signature, task.spec.engines if task.choose else None)
 
 
 def _plain(value: object) -> Any:
@@ -141,12 +148,12 @@ def _digest(paths: list[Path]) -> str:
     return digest.hexdigest()
 
 
-def _versions(engine: str) -> dict[str, Any]:
+def _versions(engines: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "python": platform.python_version(),
         "machine": platform.machine(),
         "engine": _stats([Path(__file__).parents[1]]),
-        "runtime": runtime_of(engine),
+        "runtime": {engine: runtime_of(engine) for engine in engines},
     }
     with suppress(importlib.metadata.PackageNotFoundError):
         found["shapestream"] = importlib.metadata.version("shapestream")

@@ -24,11 +24,12 @@ from dataclasses import asdict, dataclass, field, replace
 from time import monotonic
 from typing import IO, Any
 
+from shapestream_engine.backends.registry import EngineChoice, choose_engine
 from shapestream_engine.batch_axis import with_shared_rules
 from shapestream_engine.compiled_model import CompiledModel
-from shapestream_engine.errors import EngineError, SignatureError
+from shapestream_engine.errors import EngineError, ModelLoadError, SignatureError
 from shapestream_engine.machine import end_with_parent
-from shapestream_engine.model import ModelSpec, compile_model
+from shapestream_engine.model import ModelSpec, check_reads, compile_model
 from shapestream_engine.ports import OutputPort
 from shapestream_engine.probing.beside import EnginesReport, compare_engines
 from shapestream_engine.probing.evidence import Finding, Treatment, finding_from_dict, refuted
@@ -41,6 +42,8 @@ _STDIN = 0
 _LENGTH = struct.Struct("<Q")
 """The length of the pickle, which comes first. Stdin stays open, so that its end shows the parent's end."""
 _LAST_WORDS_BYTES = 2000
+_COMPILE = "compile"
+"""The phase that compiles the model; `compile ENGINE` where the engine is being chosen."""
 _COMPILATION = 20
 """Starting the process and compiling may take this many times as long as a call."""
 
@@ -58,6 +61,8 @@ class Task:
     """True: find the rules that the specification lacks; nothing is proved."""
     beside: str = ""
     """Another engine: its answers are compared with the model's; nothing is proved."""
+    choose: bool = False
+    """True: find the engine that runs the model; nothing is proved."""
 
 
 # ---------------------------------------------------------------- the parent
@@ -127,7 +132,7 @@ def _listen(child: subprocess.Popen[bytes], heard: Heard, hang_s: float) -> bool
     heard_at = monotonic()
     try:
         while True:
-            patience_s = hang_s * (_COMPILATION if heard.phase in ("", "compile") else 1)
+            patience_s = hang_s * (_COMPILATION if heard.phase.startswith(_COMPILE) or not heard.phase else 1)
             left_s = max(0.0, heard_at + patience_s - monotonic())
             ready, _, _ = select.select([channel, ended], [], [], left_s)
             if channel in ready and (data := os.read(channel, 1 << 16)):
@@ -196,8 +201,11 @@ def _work(task: Task, channel: IO[str]) -> None:
     def announce(phase: str, words: str) -> None:
         say(phase=phase, case=words)
 
-    announce("compile", "compiling the model")
+    announce(_COMPILE, "compiling the model")
     try:
+        if task.choose:
+            say(outcome=asdict(_choose(task, announce)))
+            return
         if task.guess:
             say(outcome={"ports": {name: port.to_dict() for name, port in _guess(task, announce).items()}})
             return
@@ -223,6 +231,31 @@ def _work(task: Task, channel: IO[str]) -> None:
         say(error=str(error), key=error.key)
         return
     say(outcome=asdict(outcome))
+
+
+def compilation_by(engine: str) -> str:
+    """Return the phase that compiles a model by this engine, to choose one."""
+    return f"{_COMPILE} {engine}"
+
+
+def _choose(task: Task, announce: Announce) -> EngineChoice:
+    """Return the first engine that reads, computes and compiles the model. Raises what `choose_engine` raises."""
+
+    def check(engine: str) -> None:
+        phase = compilation_by(engine)
+        if phase in task.skip:
+            raise ModelLoadError(f"it ended the process that tried model {task.spec.name!r}")
+        announce(phase, f"compiling the model by {engine}")
+        check_reads(task.spec, engine)
+        try:
+            tried, _ = with_shared_rules(
+                replace(task.spec, engine=engine), lambda spec: compile_model(spec, threads=task.threads)
+            )
+        except SignatureError:
+            return  # shapes or rules that the file leaves open are for the configuration to state
+        tried.close()
+
+    return choose_engine(task.spec.engines, check)
 
 
 def _guess(task: Task, announce: Announce) -> dict[str, OutputPort]:

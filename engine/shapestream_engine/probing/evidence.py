@@ -185,6 +185,10 @@ class ProbeReport:
     """For outputs without a configured rule: the only rule that held in every case."""
     tolerances: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """`OutputTolerance.to_dict` by output; empty if the model does not repeat its results, or was not tried."""
+    engine: str = ""
+    """The engine that was chosen, if that was the question."""
+    passed_over: Mapping[str, str] = field(default_factory=dict)
+    """Engines before it, and why each does not run the model."""
     notes: tuple[str, ...] = ()
     conclusive: bool = True
     """True if the verdicts need no other proof: the budget sufficed, and no crash or hang decided one of them."""

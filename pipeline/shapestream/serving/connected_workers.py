@@ -14,7 +14,7 @@ available again (`Availability`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Protocol
 
@@ -25,7 +25,7 @@ from shapestream.errors import ConfigurationError
 from shapestream.serving.client_port import ClientPort
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.port_traffic import Outgoing
-from shapestream.serving.served_models import ServedModel, ServedModels
+from shapestream.serving.served_models import OtherModel, Served, ServedModel, ServedModels
 from shapestream.serving.workers import (
     MAX_NAME,
     ConnectedWorker,
@@ -342,10 +342,17 @@ JOINS_PER_S = 256
 # Workers that dialled in and hung, remembered so that they are not welcomed with a slot that is still held.
 MAX_HUNG = 256
 
-_OTHER_FILES = "it has read other bytes of the model's files than those that are served"
-_ADVICE = (
-    "to serve the files as they are now, send the server SIGHUP or restart it; else put the old ones back"
-)
+_OTHERS = {
+    Served.FILES: (
+        "it has read other bytes of the model's files than those that are served",
+        "to serve the files as they are now, send the server SIGHUP or restart it; else put the old ones back",
+    ),
+    Served.ENGINE: (
+        "it has another engine, or another version of it, than the one that is served",
+        "install the same version everywhere; to serve what is installed now, send the server SIGHUP or restart it",
+    ),
+}
+"""Why a worker is refused whose model is another one than the served model of its name, and what to do."""
 
 
 class Greetings:
@@ -424,11 +431,11 @@ class Greetings:
             if self._reading.get(peer) is not hello:
                 return
             self._check_identity(peer, hello)
-            if served := self._models.other_files(offer.models, offer.digests):
+            if others := list(self._models.others(offer.models, offer.digests, offer.engines)):
                 del self._reading[peer]
-                self._refuse_other_files(peer, hello, served, offer)
+                self._refuse_others(peer, hello, others)
                 return
-            added = yield from self._models.add_all(offer.models, offer.digests, hello.once)
+            added = yield from self._models.add_all(offer.models, offer.digests, offer.engines, hello.once)
         except (GreetingRefused, ConfigurationError) as error:
             if self._reading.get(peer) is hello:
                 self._refuse(peer, None, hello, error, trio.current_time())
@@ -493,23 +500,22 @@ class Greetings:
         self.drop(peer)
         self._workers.turn_away(peer)
 
-    def _refuse_other_files(
-        self, peer: bytes, hello: WorkerHello, served: Mapping[str, str], offer: Offer
-    ) -> None:
-        """Tell a worker to end that has read other files: a model is served from the same bytes everywhere."""
-        for model, digest in served.items():
-            offered = offer.digests.get(model)
+    def _refuse_others(self, peer: bytes, hello: WorkerHello, others: Sequence[OtherModel]) -> None:
+        """Tell a worker to end that has other files or another engine: all workers of a model must answer alike."""
+        for other in others:
+            why, advice = _OTHERS[other.what]
             log.error(
                 "worker refused",
                 worker=hello.worker,
                 pid=hello.pid,
-                model=model,
-                serves=digest,
-                offers=offered,
-                why=_OTHER_FILES,
-                advice=_ADVICE,
+                model=other.name,
+                serves=other.serves,
+                offers=other.offers,
+                why=why,
+                advice=advice,
             )
-            why = f"{_OTHER_FILES}: sha256 {offered or 'unknown'} of {model!r}, and {digest} is served ({_ADVICE})"
-            self._outgoing.say_once(peer, WorkerRefused(model=model, message=why))
-        self._statistics.peers_lost["worker: other files"] += 1
+            words = f"{why}: {other.offers or 'unknown'} of {other.name!r}, and {other.serves} is served ({advice})"
+            self._outgoing.say_once(peer, WorkerRefused(model=other.name, message=words))
+        for what in dict.fromkeys(other.what for other in others):
+            self._statistics.peers_lost[f"worker: other {what.value}"] += 1
         self._workers.turn_away(peer)

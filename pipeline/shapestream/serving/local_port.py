@@ -87,7 +87,7 @@ class LocalPort:
     def start(self) -> None:
         """Start the slots; they join when they have greeted."""
         threads, now = self._threads, trio.current_time()
-        added = at_once(self._models.add_all(threads.models, threads.digests))
+        added = at_once(self._models.add_all(threads.models, threads.digests, threads.engines))
         self._availability.models_added(added, now)
         threads.start(self._take)
         self._begin(now)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
 from itertools import zip_longest
 from math import prod
@@ -214,6 +216,25 @@ def _header_bytes(ports: Sequence[InputPort | OutputPort]) -> int:
     )
 
 
+class Served(Enum):
+    """What all workers of a model must have alike; the value names it in messages."""
+
+    FILES = "files"
+    ENGINE = "engine"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherModel:
+    """A model of a worker that is another one than the served model of its name."""
+
+    name: str
+    what: Served
+    serves: str
+    """The digest of the served files, or the served engine with its version."""
+    offers: str | None
+    """The worker's; None if it did not say."""
+
+
 class ServedModels:
     """All models by number and by name, and the names of models that the configuration promises."""
 
@@ -235,6 +256,8 @@ class ServedModels:
         """Promised names that were added to the configuration after the start, and that no worker has brought yet."""
         self.digests = dict(digests or {})
         """Known sha256 digests of the models' files, by name. The first worker of a model without one sets it."""
+        self.engines: dict[str, str] = {}
+        """The engine of each model, with its version, in the words of the first worker that brought one."""
         self.by_name: dict[str, ServedModel] = {}
         """The models that a worker has brought."""
         self.by_number: list[ServedModel] = []
@@ -249,10 +272,17 @@ class ServedModels:
         """Return every name that may be asked for, sorted."""
         return sorted(self.by_name.keys() | self.expected.keys() | self.chains.keys())
 
-    def other_files(self, names: Iterable[str], digests: Mapping[str, str]) -> dict[str, str]:
-        """Return the models among `names` that a worker read from other files, each with the served digest."""
-        served = ((name, self.digests.get(name)) for name in names)
-        return {name: digest for name, digest in served if digest not in (None, digests.get(name))}
+    def others(
+        self, names: Iterable[str], digests: Mapping[str, str], engines: Mapping[str, str]
+    ) -> Iterator[OtherModel]:
+        """Yield what a worker has of these models that is not what is served: files, and engines."""
+        for name in names:
+            for what, served, offered in (
+                (Served.FILES, self.digests, digests),
+                (Served.ENGINE, self.engines, engines),
+            ):
+                if served.get(name) not in (None, offered.get(name)):
+                    yield OtherModel(name=name, what=what, serves=served[name], offers=offered.get(name))
 
     @property
     def promised(self) -> list[str]:
@@ -276,9 +306,11 @@ class ServedModels:
         self,
         signatures: Mapping[str, ModelSignature],
         digests: Mapping[str, str] | None = None,
+        engines: Mapping[str, str] | None = None,
         once: Collection[str] = (),
     ) -> Slices[list[ServedModel]]:
-        """Add the models of a worker, all or none, and the digests of their files. Returns the new models.
+        """Add the models of a worker, all or none, with the digests of their files and their engines. Returns the new
+        models.
 
         Each slice checks one model; the last one adds all. `once` names the models whose requests must not run twice, in
         addition to those of the configuration. Raises ConfigurationError for a model that is known with another signature,
@@ -292,7 +324,7 @@ class ServedModels:
                 new.append(model)
             yield
         if any(model.name in self.by_name for model in new):  # another port has added it meanwhile
-            return (yield from self.add_all(signatures, digests, once))
+            return (yield from self.add_all(signatures, digests, engines, once))
         if len(self.by_number) + len(new) > MAX_MODELS:
             raise ConfigurationError(
                 [f"more than {MAX_MODELS} models; restart the server to forget the old ones"]
@@ -303,6 +335,8 @@ class ServedModels:
             new += self._complete_chains()
         for name, digest in (digests or {}).items():
             self.digests.setdefault(name, digest)
+        for name, engine in (engines or {}).items():
+            self.engines.setdefault(name, engine)
         return new
 
     def _enter(self, model: ServedModel) -> None:

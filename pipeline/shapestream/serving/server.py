@@ -319,13 +319,15 @@ class Server:
     def serve_files(self, digests: Mapping[str, str]) -> None:
         """Serve the models from files of these digests from now on. Workers that have read other files are refused.
 
-        Connected workers stay. For a model without a digest, the first worker that joins names it.
+        Connected workers stay. For a model without a digest, the first worker that joins names it, and so it does for the
+        engine of each model.
         """
         for name, digest in digests.items():
             before = self._models.digests.get(name)
             if before is not None and before != digest:
                 log.info("model has other files", model=name, digest=digest, before=before)
         self._models.digests = dict(digests)
+        self._models.engines.clear()
         self._auditor.files_changed()
 
     def let_in(self, ring: KeyRing) -> None:

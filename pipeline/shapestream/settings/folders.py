@@ -23,8 +23,10 @@ from shapestream.settings.text_folder import (
     unread,
 )
 from shapestream.settings.yaml_source import Location, SourceProblem, YamlSource
+from shapestream_engine.backends.registry import engines_of_path
 from shapestream_engine.errors import ModelLoadError
 from shapestream_engine.files import read_regular
+from shapestream_engine.machine import is_installed
 from shapestream_engine.model_files import MOST_TOKENIZER_BYTES
 from shapestream_engine.port_names import PortNames, port_names
 
@@ -121,7 +123,15 @@ def read_contents(folder: Path) -> FolderContents:
                 ports[name] = port_names(folder / name)
             except ModelLoadError as error:
                 unreadable[name] = str(error)
-    return FolderContents(folder=str(folder), documents=documents, ports=ports, unreadable=unreadable)
+    return FolderContents(
+        folder=str(folder),
+        documents=documents,
+        ports=ports,
+        unreadable=unreadable,
+        installed=frozenset(
+            filter(is_installed, {each for file in ports for each in engines_of_path(Path(file))})
+        ),
+    )
 
 
 def _named_by(modules: Any) -> Iterator[str]:

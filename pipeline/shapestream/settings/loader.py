@@ -135,7 +135,13 @@ def _source(path: Path) -> YamlSource:
             data = file.read(MAX_BYTES + 1)  # it may be a device, or a model that was named by mistake
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
-        raise ConfigurationError([f"{path}: {reason}"]) from error
+        meant = address_meant(str(path)) if path.suffix not in (".yaml", ".yml") else None
+        hint = (
+            ""
+            if meant is None
+            else f" (an address has its scheme: write {meant}, where the server listens for clients)"
+        )
+        raise ConfigurationError([f"{path}: {reason}{hint}"]) from error
     return read_yaml(data)
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from importlib.metadata import entry_points
 from itertools import pairwise
 from math import inf
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
@@ -22,11 +22,13 @@ from shapestream.settings.values import (
     Bytes,
     Finding,
     Section,
+    absolute_path,
     below,
     check_name,
     constant,
     describe,
     files_must_exist,
+    is_there,
     read_path,
     wrong,
 )
@@ -85,6 +87,49 @@ def check_pad_value(value: Any) -> Any:
         return value
     hint = " (remove the quotes)" if isinstance(value, str) else " (write the value to pad with, such as 0)"
     raise wrong(f"expected a number, got {describe(value)}{hint}")
+
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.*")
+_VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+"""The form of a model's id on Hugging Face's hub, which relative paths have as well."""
+_FROM_TORCH = "by torch.export.save as .pt2, or by torch.onnx.export as .onnx: docs/models.md"
+_FROM_TENSORFLOW = "export the model as .onnx: python -m tf2onnx.convert, docs/models.md"
+_WAYS_OUT = {
+    ".pth": f"weights of PyTorch without their program (load them into their module, and export it {_FROM_TORCH})",
+    ".pt": f"weights or a script of PyTorch (export the module {_FROM_TORCH})",
+    ".ckpt": f"a checkpoint of a training (load it into its module, and export that {_FROM_TORCH})",
+    ".bin": f"weights alone (of an IR, write its .xml; else load them into their module, and export it {_FROM_TORCH})",
+    ".safetensors": "weights alone (export the folder of the model: optimum-cli export onnx --model FOLDER FOLDER/onnx, or "
+    f"its module {_FROM_TORCH})",
+    ".pb": f"a graph of TensorFlow ({_FROM_TENSORFLOW})",
+    ".h5": f"a model of Keras ({_FROM_TENSORFLOW})",
+    ".keras": f"a model of Keras ({_FROM_TENSORFLOW})",
+    ".tflite": f"a model of TensorFlow Lite ({_FROM_TENSORFLOW})",
+    ".pkl": "a pickle of Python (export the model as .onnx, such as by skl2onnx: docs/models.md)",
+    ".joblib": "a pickle of Python (export the model as .onnx, such as by skl2onnx: docs/models.md)",
+}
+"""Suffix of a file that no engine here reads -> what it is, and the way to one that an engine reads."""
+
+
+def read_model_path(value: Any, info: ValidationInfo) -> str:
+    """Read the path of a model. What is no path of a file here has the way out in its error."""
+    if isinstance(value, str) and files_must_exist(info):
+        if _URL.fullmatch(value):
+            raise wrong(
+                f"{describe(value)} is a URL, and nothing is downloaded (download it, and write the path of the file)"
+            )
+        if not (is_file := is_there(Path.exists, absolute_path(value, info))) and _VARIABLE.search(value):
+            raise wrong(
+                f"{describe(value)} holds a variable, and none is replaced in this file (write the path itself, or make the "
+                "file by a program, such as envsubst)"
+            )
+        if not is_file and _HUB_ID.fullmatch(value) and PurePath(value).suffix not in {*_KINDS, *_WAYS_OUT}:
+            raise wrong(
+                f"no such file: {absolute_path(value, info)} (a relative path starts at the folder of this YAML; a model of "
+                f"Hugging Face's hub is downloaded before: hf download {value} --local-dir FOLDER, and FOLDER is the path)"
+            )
+    return read_path(value, info, expected="a model file")
 
 
 Shape: TypeAlias = Annotated[
@@ -523,7 +568,7 @@ class ModelSettings(Section):
 
     name: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:/-]*$")
     """The name that clients use."""
-    path: Annotated[str, BeforeValidator(partial(read_path, expected="a model file"))] | None = None
+    path: Annotated[str, BeforeValidator(read_model_path)] | None = None
     """IR (.xml), ONNX (.onnx) or an exported program of PyTorch (.pt2), relative to this file."""
     function: Annotated[str, BeforeValidator(check_function)] | None = None
     """A NumPy callable instead of `path`: `package.module:name` that an installed package registers, or its name there."""
@@ -664,7 +709,10 @@ class ModelSettings(Section):
 
     def _suffix_problems(self, path: PurePath) -> Iterator[Finding]:
         """Yield the problem of a file that the engine does not read. Engines of packages may read any file."""
-        if self.engine is None and path.suffix not in _KINDS:
+        way_out = _WAYS_OUT.get(path.suffix.lower())
+        if way_out is not None and (self.engine is None or self.engine in _SUFFIXES):
+            yield ("path",), f'"{path.name}" is {way_out}'
+        elif self.engine is None and path.suffix not in _KINDS:
             known = ", ".join(f"{what} ({suffix})" for suffix, what in _KINDS.items())
             words = f'"{path.name}" is of no known kind: {known} (add the engine that reads it)'
             yield ("path",), words

@@ -26,8 +26,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any, TypeAlias
 
+from shapestream_engine.backends.registry import engines_of_path
 from shapestream_engine.port_names import VECTORS, PortNames, vectors_among
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
@@ -107,6 +109,8 @@ class FolderContents:
     """Each model file that is there, by its path in the folder."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """Each file that is there and cannot be read, and why."""
+    installed: frozenset[str] = frozenset()
+    """The engines that are installed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -331,7 +335,9 @@ class _Expansion:
 
     def _choose_model(self) -> tuple[str, PortNames] | None:
         wanted = ONNX_FILES if self._given.get("engine") == "onnxruntime" else MODEL_FILES
-        found = [file for file in wanted if file in self._contents.ports]
+        there = [file for file in wanted if file in self._contents.ports]
+        # A file that no installed engine reads is not taken where there is another one.
+        found = sorted(there, key=lambda file: not self._is_readable(file))
         if not found:
             if not any(file in self._contents.unreadable for file in wanted):
                 what = "ONNX" if wanted == ONNX_FILES else "ONNX or IR"
@@ -347,8 +353,14 @@ class _Expansion:
             hint = ""
             if file in IR_FILES and any(each in ONNX_FILES for each in found):
                 hint = "; engine: onnxruntime takes the ONNX file"
+            elif file != there[0]:
+                hint = f"; {there[0]} needs the engine openvino, which is not installed"
             self._made.notes.append(f"{', '.join(found[1:])} is not used{hint}")
         return file, ports
+
+    def _is_readable(self, file: str) -> bool:
+        is_named = self._given.get("engine") not in (None, "auto")
+        return is_named or not self._contents.installed.isdisjoint(engines_of_path(PurePosixPath(file)))
 
     def _longest(self) -> int | None:
         """Return the number of tokens of the longest text; a problem is noted where no file says it."""

@@ -370,7 +370,8 @@ class WorkerWelcome(Entry):
 class WorkerRefused(Entry):
     """Answers `WorkerHello`: the worker must end.
 
-    It has read other files of this model than the server serves, or, where `model` is empty, it speaks another version.
+    It has other files or another engine of this model than the server serves, or, where `model` is empty, it speaks
+    another version.
     """
 
     model: str

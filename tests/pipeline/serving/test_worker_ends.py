@@ -18,6 +18,7 @@ from tests.entries import (
     ResultEntry,
     Unknown,
     WorkerDraining,
+    WorkerRefused,
     batch_failed,
 )
 from tests.pipeline.serving.clocks import virtual_time
@@ -245,6 +246,23 @@ async def test_what_a_workers_own_file_forbids_to_run_twice_runs_once(models: di
         assert (1, "worker_lost", True) == verdict(await client.hear(Failure))
         assert [1, 1] == [len((await second.run_next()).members) for _ in range(2)]
         assert [2, 3] == await client.sequences(2)
+
+
+@virtual_time
+async def test_a_worker_with_another_engine_or_version_is_refused_until_files_are_read_again() -> None:
+    """One that says nothing of its engine, too; the first after a reload says what is served from then on."""
+    async with memory_serving() as running:
+        await running.joined("first", engines={"echo": "openvino openvino==2026.4.1"})
+        await running.joined("like it", engines={"echo": "openvino openvino==2026.4.1"})
+        for engines in ({"echo": "openvino openvino==2026.4.2"}, {"echo": "onnxruntime"}, {}):
+            late = running.worker()
+            late.say(hello_of(engines=engines))
+            refused = await late.hear(WorkerRefused)
+            assert "echo" == refused.model
+            assert "and openvino openvino==2026.4.1 is served (install the same version" in refused.message
+        assert 3 == running.server.statistics()["peers_lost"]["worker: other engine"]
+        running.server.serve_files({})
+        await running.joined("newer", engines={"echo": "openvino openvino==2026.4.2"})
 
 
 @virtual_time

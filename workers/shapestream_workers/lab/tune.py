@@ -24,7 +24,6 @@ from shapestream.settings import LoadedSettings, load_settings
 from shapestream.telemetry.logging import configure
 from shapestream.telemetry.trace import TraceReader
 from shapestream_engine.machine import available_cpus
-from shapestream_engine.model import engine_of, with_engine
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.advice import advise_precision, faster_precision
 from shapestream_workers.lab.candidates import (
@@ -41,7 +40,7 @@ from shapestream_workers.lab.race import CandidateRun, Race, choose, finalists
 from shapestream_workers.lab.serving import InputMaker, read_requests
 from shapestream_workers.models import model_spec, read_signatures, slots_and_threads
 from shapestream_workers.printing import table_of
-from shapestream_workers.proof import try_model
+from shapestream_workers.proof import chosen_engine, try_model
 from shapestream_workers.upkeep import spell_bytes
 
 PRECISION_S = 2.0
@@ -118,7 +117,7 @@ def _precisions(subject: Subject, wanted: Sequence[str]) -> list[dict[str, str]]
     """Return the properties of each precision to try; raises `ConfigurationError` for an engine that has none."""
     if not wanted:
         return []
-    engine = engine_of(model_spec(subject.settings)).engine
+    engine = chosen_engine(model_spec(subject.settings)).engine
     if engine not in PRECISIONS:
         message = f"the engine {engine} has no choice of precisions; {', '.join(PRECISIONS)} have (leave out --precision)"
         raise ConfigurationError([subject.loaded.problem(("models", subject.model), message)])
@@ -128,7 +127,8 @@ def _precisions(subject: Subject, wanted: Sequence[str]) -> list[dict[str, str]]
 def _precision_to_try(subject: Subject) -> list[str]:
     """Return what a faster precision of the device would give, in a sentence; nothing is tuned for it unless the user
     asks."""
-    model, spec = subject.settings, with_engine(model_spec(subject.settings))
+    model, spec = subject.settings, model_spec(subject.settings)
+    spec = replace(spec, engine=chosen_engine(spec).engine)
     if not faster_precision(spec):
         return []
     slots, threads = slots_and_threads(subject.loaded.settings, model.name)

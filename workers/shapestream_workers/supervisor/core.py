@@ -440,11 +440,11 @@ class Supervisor:
         if exit_.status == EXIT_UNUSABLE:
             if worker.ready_at is None:
                 reason = (
-                    "the server refused it: a model's files were replaced (SIGHUP serves the new ones), "
-                    "or the program was (restart the server)"
+                    "the server refused it: a model's files were replaced, or its engine was (SIGHUP serves the new "
+                    "ones), or the program was (restart the server)"
                 )
                 return self._give_up(worker, reason, configuration=False)
-            # It has served before, so files were replaced since. Its next process reads the new ones.
+            # It has served before, so files or the engine were replaced since. Its next process has the new ones.
             self._wait(worker, 1, self._policy.backoff_max_s, now, jitter)
             return []
         if exit_.answered_at is not None:
