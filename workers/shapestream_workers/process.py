@@ -52,12 +52,15 @@ def open_standard_streams() -> None:
 
 
 def keep_what_is_loaded() -> None:
-    """Exclude all present objects from garbage collection: they live as long as the process.
+    """Exclude all present objects from garbage collection, and put them in huge pages: they live as long as the process.
 
     With 80,000 of them, most of them parts of modules, a full collection stopped a server under load for 145 ms, once in
     some 20,000 requests.
     """
+    from shapestream.serving.allocator import join_pages
+
     gc.collect()
+    join_pages(map(id, gc.get_objects()))
     gc.freeze()
 
 

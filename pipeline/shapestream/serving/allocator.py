@@ -1,9 +1,14 @@
-"""Freed memory: a serving process keeps it, and returns it to the kernel when it is idle or short of memory.
+"""The memory of a serving process: what is freed, and the pages of what stays.
+
+It keeps freed memory, and returns it to the kernel when it is idle or short of memory.
 
 A server and a worker allocate a buffer for every large frame and every large result. By default glibc maps and unmaps
 them, or trims its heaps. Each new page then costs a page fault and 4 KiB of zeros: a third of the server's CPU time at
 1 MB per request. Keeping the memory gave 1.4 times the throughput. After a peak (a huge message, slow readers) the kept
 memory is useless, so an idle process returns it.
+
+What is loaded stays, in huge pages. A request that comes alone finds nothing of its 1,900 pages of 4 KiB in the processor's
+caches, nor their places in the page tables. In pages of 2 MiB the latter are a few dozen.
 """
 
 from __future__ import annotations
@@ -11,12 +16,20 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 IDLE_BYTES = 160 * 1024 * 1024
 """Resident bytes of an idle server below which nothing is returned: code and Python's heap take about 80 MiB."""
+
+HUGE_BYTES = 2 * 1024 * 1024
+"""Bytes of a huge page of x86-64, and of arm64 with pages of 4 KiB. Where they are larger, none is joined."""
+LEAST_RESIDENT = 0.75
+"""Part of such a page that must be in use: the rest is taken, too."""
+_MADV_COLLAPSE = 25
+"""madvise(2), since Linux 6.1."""
 
 # mallopt(3): parameters, and the largest threshold that a 64-bit glibc takes.
 _M_TRIM_THRESHOLD = -1
@@ -51,6 +64,31 @@ def give_back_freed_memory(above_bytes: int = 0) -> bool:
     if malloc_trim is None or (above_bytes and _resident_and_unused_bytes(above_bytes) <= above_bytes):
         return False
     return bool(malloc_trim(0))
+
+
+def join_pages(addresses: Iterable[int]) -> int:
+    """Put the memory around these addresses in huge pages, where nearly all of it is in use.
+
+    Return the number of pages that the kernel agreed to; it leaves out those that lie in two mappings. 0 where it cannot do
+    it, as Linux before 6.1. Each takes about a millisecond, and up to `1 - LEAST_RESIDENT` of a page more memory.
+    """
+    madvise = _of_the_c_library("madvise")
+    if madvise is None:
+        return 0
+    madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    page_bytes, joined = os.sysconf("SC_PAGE_SIZE"), 0
+    try:
+        with Path("/proc/self/pagemap").open("rb", buffering=0) as pagemap:
+            for number in {address // HUGE_BYTES for address in addresses}:
+                start = number * HUGE_BYTES
+                pagemap.seek(start // page_bytes * 8)
+                entries = memoryview(pagemap.read(HUGE_BYTES // page_bytes * 8)).cast("Q")
+                resident = sum([entry >> 63 for entry in entries])
+                if resident >= LEAST_RESIDENT * len(entries):
+                    joined += madvise(start, HUGE_BYTES, _MADV_COLLAPSE) == 0
+    except (OSError, ValueError):
+        return joined  # the kernel shows no page tables
+    return joined
 
 
 def _resident_and_unused_bytes(above_bytes: int) -> int:
