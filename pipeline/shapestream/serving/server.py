@@ -49,7 +49,7 @@ from shapestream.serving.port_traffic import Outgoing
 from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.readings import Readings
 from shapestream.serving.served_models import ServedModels
-from shapestream.serving.sessions import KeptReplies, Sessions
+from shapestream.serving.sessions import KeptReplies, Sessions, request_room
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.serving.stories import Stories
 from shapestream.serving.worker_port import LastState, WorkerPort
@@ -63,7 +63,7 @@ from shapestream.transport.interface import PeerSocket
 from shapestream.transport.router import OutboxRoom, RouterSocket
 from shapestream.transport.zeromq import SocketOptions
 from shapestream.wire.codec import codec_of, encode
-from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS, Limits
+from shapestream.wire.limits import CLIENT_LIMITS, MAX_FRAME_BYTES, WORKER_LIMITS, Limits
 from shapestream.wire.messages import Goodbye, Role
 from shapestream.wire.peers import STALL_S
 from shapestream_engine.calibration import CostCache
@@ -141,6 +141,7 @@ class Server:
 
         outgoing = Outgoing(clients, "clients", self._counters, codec_of(Role.SERVER_OF_CLIENTS))
         egress = Egress(outgoing, kept, Ends(*self._observers(audits)))
+        sessions = Sessions(settings, kept)
         self._dispatcher = Dispatcher(
             self._scheduler,
             egress,
@@ -150,6 +151,7 @@ class Server:
             quarantine=Quarantine(settings.quarantine_requests, settings.quarantine_s),
             audits=audits,
             desk=desk,
+            grants=sessions.grants,
         )
         self._auditor = Auditor(audits, self._dispatcher, folder)
         self.readings = Readings(
@@ -160,7 +162,7 @@ class Server:
             last_minute=self._last_minute,
             scheduler=self._scheduler,
             dispatcher=self._dispatcher,
-            sessions=Sessions(settings, kept),
+            sessions=sessions,
             kept=kept,
             stories=self._stories,
             audits=audits,
@@ -173,7 +175,7 @@ class Server:
             egress,
             self._dispatcher,
             models,
-            self.readings.sessions,
+            sessions,
             settings,
             epoch=epoch,
             ids=request_ids,
@@ -484,12 +486,15 @@ async def serve(
     machines reach, without `keys` or `security: network`.
     """
     client_socket, worker_socket = clients, workers
-    room = OutboxRoom(settings.max_outbox_bytes)
+    requests = request_room(settings)
+    room = OutboxRoom(min(settings.max_outbox_bytes, requests.grants))
+    log.info("memory for requests", granted_bytes=requests.grants, unasked_bytes=requests.unasked)
     try:
         if client_socket is None:
             roles = (KeyRole.CLIENT, KeyRole.ADMIN, KeyRole.GATEWAY)
             addresses = [*settings.listen, *([] if own_gateways is None else [own_gateways])]
-            client_socket = listen(addresses, settings, keys, "clients", roles, room, CLIENT_LIMITS)
+            largest = min(MAX_FRAME_BYTES, requests.grants)
+            client_socket = listen(addresses, settings, keys, "clients", roles, room, CLIENT_LIMITS, largest)
         dial_in = [address for address in (own_workers, settings.worker_listen) if address is not None]
         if worker_socket is None and dial_in:
             roles_of_workers = (KeyRole.WORKER,)
@@ -520,12 +525,14 @@ def listen(
     roles: Sequence[KeyRole],
     room: OutboxRoom,
     limits: Limits,
+    max_frame_bytes: int = MAX_FRAME_BYTES,
 ) -> RouterSocket:
     """Bind a socket to all these addresses, for peers whose key has one of these roles.
 
     port: name in logs and counters.
     room: bytes that the outboxes of all ports may hold together.
     limits: the largest messages of this port.
+    max_frame_bytes: the largest frame; a peer that announces a larger one is disconnected before libzmq holds it.
 
     Raises AddressInUse, and ConfigurationError for an address that other machines reach, without `keys` or
     `security: network`.
@@ -545,7 +552,10 @@ def listen(
     # One frame for the header, and one too many, by which the decoder recognises a message to refuse.
     (farewell,) = encode([Goodbye()])
     asked = SocketOptions(
-        high_water_mark=SENT_AHEAD, max_frames=limits.max_frames + 2, farewell=bytes(farewell)
+        high_water_mark=SENT_AHEAD,
+        max_frames=limits.max_frames + 2,
+        max_frame_bytes=max_frame_bytes,
+        farewell=bytes(farewell),
     )
     socket = (
         ProtectedRouter(keys, roles, port=port, options=asked, room=room)
