@@ -8,7 +8,6 @@ request fails by its own id. Only the inbox awaits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Set
-from math import inf
 from typing import Any
 
 import structlog
@@ -18,7 +17,6 @@ from shapestream.errors import (
     AlreadyAnswered,
     Cancelled,
     Conflict,
-    DeadlineExceeded,
     Draining,
     Overloaded,
     ProtocolError,
@@ -135,6 +133,7 @@ class ClientPort:
         """Sessions that wait for a model that the configuration promises and no worker has brought yet, by its name."""
         self._arrived: list[RequestRecord] = []
         """Requests of this turn that are not submitted yet."""
+        self._draining = False
         self._limit = RateLimit()
         self._answers = SlicedWork()
         """Answers that are made in slices: per session, one of counters and `MOST_QUESTIONS` of stories."""
@@ -387,8 +386,8 @@ class ClientPort:
             else:
                 self._egress.repeat(session, reply)
             return
-        if self._dispatcher.draining:
-            self._fail(session, sequence, Draining.code, _DRAINS)
+        if self._draining:
+            self._fail_asked(session, sequence, Draining(_DRAINS))
             return
         remaining_ms = entry.remaining_ms
         deadline = None if remaining_ms is None else self._deadline(session, remaining_ms, now)
@@ -397,24 +396,20 @@ class ClientPort:
                 session, session.number, sequence, entry.nbytes, deadline, now
             )
         except RequestError as error:
-            if error.code == Overloaded.code:
-                self._statistics.overloaded[Overload.MEMORY] += 1
-            self._fail(session, sequence, error.code, error.message, retry_after_s=error.retry_after_s)
+            self._fail_asked(session, sequence, error)
 
     def _end_late_grants(self, now: float) -> None:
         """End the grants that are of no use any more. A request that comes after its grant is answered by itself."""
         for grant in self.sessions.grants.unused(now):
             grant.holder.give_back(grant.sequence)
-        draining = self._dispatcher.draining
-        for grant in self.sessions.grants.late(inf if draining else now):
-            if draining:
-                code, text = Draining.code, _DRAINS
-            else:
-                code, text = (
-                    DeadlineExceeded.code,
-                    "the deadline passed while it waited for memory for its bytes",
-                )
-            self._fail(grant.holder, grant.sequence, code, text)
+        for grant, error in self.sessions.grants.hopeless(now):
+            self._fail_asked(grant.holder, grant.sequence, error)
+
+    def _fail_asked(self, session: ClientSession, sequence: int, error: RequestError) -> None:
+        """Refuse a request that was asked for."""
+        if error.code == Overloaded.code:
+            self._statistics.overloaded[Overload.MEMORY] += 1
+        self._fail(session, sequence, error.code, error.message, retry_after_s=error.retry_after_s)
 
     def _caller(self, peer: bytes, session: ClientSession, tags: dict[str, str]) -> Use | None:
         """Return the caller that a gateway names, for whom the request counts; None if it counts for its session.
@@ -568,6 +563,14 @@ class ClientPort:
         self._end_late_grants(now)
         self._change_windows()
         self.outgoing.count_handshakes(now)
+
+    def drain(self) -> None:
+        """Refuse the requests that wait for memory, and those that ask from now on."""
+        self._draining = True
+        for session in self.sessions:
+            waiting = [grant for grant in session.grants.values() if grant.state is GrantState.WAITING]
+            for grant in waiting:
+                self._fail_asked(session, grant.sequence, Draining(_DRAINS))
 
     def say_goodbye(self) -> None:
         """Send goodbyes to all sessions at the end of this turn."""

@@ -157,8 +157,6 @@ class Dispatcher:
         self._held = HeldReports()
         self.desk = desk
         self._grants = grants
-        self.draining = False
-        """Whether new requests are refused."""
         self._followed = False
         """Whether the reports that are taken in have results of chains' stages."""
         self._is_start_due = False
@@ -407,7 +405,6 @@ class Dispatcher:
 
     def drain(self, now: float) -> None:
         """Refuse new requests from now on."""
-        self.draining = True
         self._handle(events.DrainStarted(), now)
 
     def hand_back(self, message: str) -> None:

@@ -17,8 +17,9 @@ Quotas. A client that holds something gets no more than it leaves free, as calle
 client alone, with a slow model, leaves room for another. Its turn is skipped until it has given something back.
 
 Refusals. A grant is refused where it is larger than the whole, where too many wait, and where its predicted wait ends after
-its deadline. The prediction is the bytes before it by the pace at which bytes came back while others waited. A grant that
-no other waits before is not refused by a prediction, so a wrong one is corrected.
+its deadline. That is predicted when it is asked for, and again while it waits. The prediction is the bytes before it by the
+pace at which bytes came back while others waited. A grant that no other waits before is not refused by a prediction, so a
+wrong one is corrected.
 
 It reads no clock, sends nothing, and knows no session: `holder` is the caller's.
 """
@@ -28,9 +29,10 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from enum import Enum
+from itertools import zip_longest
 from typing import Any
 
-from shapestream.errors import Overloaded, TooLarge
+from shapestream.errors import DeadlineExceeded, Overloaded, RequestError, TooLarge
 from shapestream_engine.layout import value
 
 UNASKED_BYTES = 1 << 20
@@ -170,8 +172,7 @@ class Grants:
             text = f"{self.waiting} large requests wait for memory already"
             raise Overloaded(text, retry_after_s=max(SOON_S, wait_s))
         if deadline is not None and self._ring and now + wait_s > deadline:
-            text = f"memory for {nbytes} bytes is expected in {wait_s:.3g} s, after the deadline"
-            raise Overloaded(text, retry_after_s=max(SOON_S, wait_s))
+            raise _too_late(nbytes, wait_s)
         grant = Grant(self, holder, owner, sequence, nbytes, deadline)
         client = self._clients.get(owner)
         if client is None:
@@ -232,9 +233,28 @@ class Grants:
             del self._clients[grant.owner]
         self.is_due = self.waiting > 0
 
-    def late(self, now: float) -> list[Grant]:
-        """Return the waiting grants whose deadline has come. The caller ends them, and tells their clients."""
-        return [grant for client in self._ring.values() for grant in client.waiting if grant.deadline <= now]
+    def hopeless(self, now: float) -> list[tuple[Grant, RequestError]]:
+        """Return the waiting grants that come after their deadlines, each with the error of its request.
+
+        The caller ends them, and tells their clients. The first one in turn ends at its deadline only: it is tried.
+        """
+        found: list[tuple[Grant, RequestError]] = []
+        before = self.held_bytes
+        pace = self._pace_s / self._pace_bytes if self._pace_bytes else 0.0
+        first = True
+        for turn in zip_longest(*[client.waiting for client in self._ring.values()]):
+            for grant in turn:
+                if grant is None:
+                    continue
+                wait_s = max(0, before + grant.nbytes - self.most_bytes) * pace
+                if grant.deadline <= now:
+                    found.append((grant, DeadlineExceeded("the deadline passed while it waited for memory")))
+                elif not first and grant.deadline < now + wait_s:
+                    found.append((grant, _too_late(grant.nbytes, wait_s)))
+                else:
+                    before += grant.nbytes
+                    first = False
+        return found
 
     def unused(self, now: float) -> list[Grant]:
         """Return the open grants whose request has not come in time. The caller ends them."""
@@ -282,3 +302,8 @@ class Grants:
             assert client.waiting_bytes == sum(grant.nbytes for grant in client.waiting)
             assert client.held_bytes == sum(grant.nbytes for grant in self._held if grant.owner == number)
             assert all(grant.state is GrantState.WAITING for grant in client.waiting)
+
+
+def _too_late(nbytes: int, wait_s: float) -> Overloaded:
+    text = f"memory for {nbytes} bytes is expected in {wait_s:.3g} s, later than the deadline"
+    return Overloaded(text, retry_after_s=max(SOON_S, wait_s))

@@ -420,6 +420,7 @@ class Server:
         await self._drain_asked.wait()
         dispatcher, counters = self._dispatcher, self._counters
         log.info("server drains", unfinished=dispatcher.unfinished, grace_s=self._grace_s)
+        self._client_port.drain()
         dispatcher.drain(trio.current_time())
         dispatcher.end_turn()
         with trio.move_on_after(self._grace_s):
