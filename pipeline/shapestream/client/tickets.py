@@ -614,7 +614,7 @@ class InFlight:
         assert self.outstanding_requests == len(out)
         assert self.outstanding_bytes == sum(ticket.window_bytes for ticket in out)
         assert self.asked.items() <= {ticket.id: ticket for ticket in out}.items()
-        assert all(ticket.window_bytes == 0 and not ticket.may_have_run for ticket in self.asked.values())
+        assert not any(ticket.window_bytes for ticket in self.asked.values())
         assert self.waiting.keys() <= self.tickets.keys()
         assert self.held_at is not None or list(self.waiting) == sorted(self.waiting)
         assert not any(ticket.abandoned for ticket in self.waiting.values())
