@@ -16,6 +16,20 @@ import threading
 from collections.abc import Callable
 
 from shapestream.errors import Overloaded
+from shapestream_engine.machine import memory_bytes
+
+HELD_PARTS = 8
+"""A port's bodies and answers hold one of so many parts of the memory at most. The server and each gateway count by
+themselves: a server with two gateways, whose bodies it gets, lets in three eighths."""
+
+
+def held_at_most(most: int, largest: int, memory: int | None = None) -> int:
+    """Return the bytes that a port may hold: those of `most` of the `largest` pieces, if the memory has room for them.
+
+    One piece is always held. `memory`: bytes; None for those that this process may use.
+    """
+    room = (memory_bytes() if memory is None else memory) // HELD_PARTS
+    return max(largest, min(most * largest, room))
 
 
 class BeyondQuota(Overloaded):
