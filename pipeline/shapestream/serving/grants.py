@@ -14,7 +14,8 @@ oldest. A newcomer stands behind all others, so a grant waits for at most one gr
 own client. Where the first grant does not fit, nothing behind it is granted, so that a large one is reached.
 
 Quotas. A client that holds something gets no more than it leaves free, as callers of a gateway (`web/quotas.py`). So one
-client alone, with a slow model, leaves room for another. Its turn is skipped until it has given something back.
+client alone, with a slow model, leaves room for another. Its turn is skipped until it has given something back. The same
+rule holds for the places of those that wait.
 
 Refusals. A grant is refused where it is larger than the whole, where too many wait, and where its predicted wait ends after
 its deadline. That is predicted when it is asked for, and again while it waits. The prediction is the bytes before it by the
@@ -167,14 +168,15 @@ class Grants:
                 f"{nbytes} bytes in one request; this server takes at most {self._largest_bytes}, by its memory and its "
                 "window_bytes: send fewer rows, or give it more"
             )
-        wait_s = self.wait_s(owner, nbytes)
-        if self.waiting >= self._most_waiting:
-            text = f"{self.waiting} large requests wait for memory already"
-            raise Overloaded(text, retry_after_s=max(SOON_S, wait_s))
-        if deadline is not None and self._ring and now + wait_s > deadline:
+        client = self._clients.get(owner)
+        own = 0 if client is None else len(client.waiting)
+        left = self._most_waiting - self.waiting - 1
+        if left < 0 or (own and own >= left):
+            text = f"{self.waiting} large requests wait for memory already, {own} of them of this client"
+            raise Overloaded(text, retry_after_s=max(SOON_S, self.wait_s(owner, nbytes)))
+        if deadline is not None and self._ring and now + (wait_s := self.wait_s(owner, nbytes)) > deadline:
             raise _too_late(nbytes, wait_s)
         grant = Grant(self, holder, owner, sequence, nbytes, deadline)
-        client = self._clients.get(owner)
         if client is None:
             client = self._clients[owner] = _Client()
         client.waiting.append(grant)

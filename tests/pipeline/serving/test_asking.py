@@ -197,7 +197,7 @@ async def test_a_question_that_waits_until_its_deadline_is_answered() -> None:
 @virtual_time
 async def test_more_questions_than_the_queue_has_places_are_overloaded() -> None:
     """With the time after which to ask again, and counted by their cause."""
-    async with memory_serving(ScriptedSlots(), max_queued_requests=2, **MEMORY) as running:
+    async with memory_serving(ScriptedSlots(), max_queued_requests=4, **MEMORY) as running:
         client = await running.greeted()
         client.say(ask(0))
         assert 0 == await granted(client)

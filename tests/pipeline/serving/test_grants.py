@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from shapestream.serving.grants import (
     GrantState,
     room_of,
 )
+from shapestream.settings import ServerSettings
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -113,6 +116,19 @@ def test_too_many_that_wait_are_refused_with_a_time_to_ask_again() -> None:
     assert caught.value.retry_after_s is not None
     assert [1] == server.give()
     assert 4 == server.ask(2, 100).sequence
+
+
+def test_a_client_leaves_places_in_the_queue_to_others() -> None:
+    """Alone it may have half of them; what it leaves is for others."""
+    server = Server(waiting=10)
+    for _ in range(5):
+        server.ask(1, 100)
+    with pytest.raises(Overloaded, match="5 of them of this client"):
+        server.ask(1, 100)
+    for owner in range(2, 7):
+        server.ask(owner, 100)
+    with pytest.raises(Overloaded):
+        server.ask(7, 100)
 
 
 def learned() -> Server:
@@ -267,3 +283,18 @@ def test_between_two_turns_of_a_client_each_other_has_one(asked: list[tuple[int,
             passed[grant.owner].clear()
             holding.add(grant.owner)
         server.end(*given)
+
+
+def test_the_document_has_the_numbers() -> None:
+    """The table of docs/capacity.md, by the same rule as the server: of 900 MB, and of 16 GiB."""
+    page = (Path(__file__).parents[3] / "docs" / "capacity.md").read_text(encoding="utf-8")
+    table = page.partition("\n## Memory\n")[2].partition("\nThe log line")[0]
+    rows = [line.strip("| ").split(" | ")[-2:] for line in table.splitlines() if line.startswith("| ")][1:]
+    settings = ServerSettings()
+    for place, memory in enumerate((900_000_000, 16 * GIB)):
+        room = room_of(memory, settings.max_queued_bytes, settings.window_bytes)
+        expected = [room.grants, room.grants // 2, room.largest, room.unasked, room.unasked]
+        assert expected == [
+            pytest.approx(int(number) * {"MiB": MIB, "GiB": GIB}[unit], rel=0.02)
+            for number, unit in (row[place].split() for row in rows)
+        ]
