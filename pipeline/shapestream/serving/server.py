@@ -43,13 +43,14 @@ from shapestream.serving.client_port import ClientPort
 from shapestream.serving.connected_workers import Availability, ProcessOwner
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.ends import Egress, Ends, Observer
+from shapestream.serving.grants import RequestRoom, room_of
 from shapestream.serving.journal import Journal
 from shapestream.serving.local_port import LocalPort
 from shapestream.serving.port_traffic import Outgoing
 from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.readings import Readings
 from shapestream.serving.served_models import ServedModels
-from shapestream.serving.sessions import KeptReplies, Sessions, request_room
+from shapestream.serving.sessions import KeptReplies, Sessions
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.serving.stories import Stories
 from shapestream.serving.worker_port import LastState, WorkerPort
@@ -68,6 +69,7 @@ from shapestream.wire.messages import Goodbye, Role
 from shapestream.wire.peers import STALL_S
 from shapestream_engine.calibration import CostCache
 from shapestream_engine.cost_table import LearnedCosts
+from shapestream_engine.machine import memory_bytes
 
 if TYPE_CHECKING:
     from shapestream.serving.tracing import RequestTracer
@@ -91,6 +93,7 @@ class Server:
         models: ServedModels,
         clients: PeerSocket,
         workers: PeerSocket | None,
+        requests: RequestRoom,
         *,
         cost_cache: CostCache | None = None,
         local: SlotThreads | None = None,
@@ -141,7 +144,7 @@ class Server:
 
         outgoing = Outgoing(clients, "clients", self._counters, codec_of(Role.SERVER_OF_CLIENTS))
         egress = Egress(outgoing, kept, Ends(*self._observers(audits)))
-        sessions = Sessions(settings, kept)
+        sessions = Sessions(settings, kept, requests)
         self._dispatcher = Dispatcher(
             self._scheduler,
             egress,
@@ -466,6 +469,7 @@ async def serve(
     clients: PeerSocket | None = None,
     workers: PeerSocket | None = None,
     reachable: trio.Event | None = None,
+    memory: int | None = None,
     task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until drained or cancelled; hand a `Server` to `nursery.start`.
@@ -482,12 +486,14 @@ async def serve(
     clients, workers: sockets to use instead of those made from the settings' addresses. All are closed at the end.
     reachable: set when ports that others open for this server (gateways) are reachable; the log calls it ready then. None:
         there are none.
+    memory: bytes of memory by which the bytes of requests are bounded. None: those that this process may use.
 
     Raises AddressInUse when another process listens at an address. Raises ConfigurationError for an address that other
     machines reach, without `keys` or `security: network`.
     """
     client_socket, worker_socket = clients, workers
-    requests = request_room(settings)
+    memory = memory_bytes() if memory is None else memory
+    requests = room_of(memory, settings.max_queued_bytes, settings.window_bytes)
     room = OutboxRoom(min(settings.max_outbox_bytes, requests.grants))
     log.info("memory for requests", granted_bytes=requests.grants, unasked_bytes=requests.unasked)
     try:
@@ -502,7 +508,14 @@ async def serve(
             worker_socket = listen(dial_in, settings, keys, "workers", roles_of_workers, room, WORKER_LIMITS)
         served = ServedModels(models or {}, digests or {}, chains)
         server = Server(
-            settings, served, client_socket, worker_socket, cost_cache=cost_cache, local=local, tracer=tracer
+            settings,
+            served,
+            client_socket,
+            worker_socket,
+            requests,
+            cost_cache=cost_cache,
+            local=local,
+            tracer=tracer,
         )
         await server._run(task_status, reachable)
     finally:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from shapestream.chains.run import StageRequest
 from shapestream.scheduling.events import Arrival
-from shapestream.serving.grants import UNASKED_BYTES, Grant, Grants, GrantState, RequestRoom, room_of
+from shapestream.serving.grants import UNASKED_BYTES, Grant, Grants, GrantState, RequestRoom
 from shapestream.serving.port_traffic import PeerLink
 from shapestream.serving.served_models import ServedModel
 from shapestream.settings import ServerSettings
@@ -30,7 +30,6 @@ from shapestream.telemetry.runs import ClientId
 from shapestream.wire.messages import Failure, ResultEntry
 from shapestream.wire.peers import PeerClock
 from shapestream_engine.layout import Layout, RequestShape, Tensors, value
-from shapestream_engine.machine import memory_bytes
 
 PLACES_PER_KEY = 9
 """One key may have eight ninths of all sessions, so that there is room for others."""
@@ -255,11 +254,11 @@ class ClientSession(PeerLink):
 class Sessions:
     """All sessions, by routing id and by client id, and their limits."""
 
-    def __init__(self, settings: ServerSettings, kept: KeptReplies) -> None:
+    def __init__(self, settings: ServerSettings, kept: KeptReplies, room: RequestRoom) -> None:
         self._kept = kept
         self._max_sessions = settings.max_clients
         self._max_per_key = settings.max_clients - settings.max_clients // PLACES_PER_KEY
-        self.room = request_room(settings)
+        self.room = room
         """Bytes of requests that are let in."""
         self.grants = Grants(self.room.grants, self.room.largest, settings.max_queued_requests)
         self.askers = 0
@@ -376,12 +375,6 @@ class Sessions:
             self.askers -= session.asks_first
             if session.key_use is not None:
                 session.key_use.sessions -= 1
-
-
-def request_room(settings: ServerSettings) -> RequestRoom:
-    """Return the bytes of requests that a server with these settings lets in here."""
-    memory = settings.memory_bytes or memory_bytes()
-    return room_of(memory, settings.max_queued_bytes, settings.window_bytes)
 
 
 def _beyond(owner: str, requests: int, nbytes: int) -> str:

@@ -244,8 +244,6 @@ class ServerSettings(Section):
     """Address of a collector that gets spans by OTLP over HTTP, with the extra `[otel]`. Default: none."""
 
     # Constants: no file sets them.
-    memory_bytes: int | None = constant(None)
-    """Bytes of memory by which the bytes of requests are bounded. None: what this process may use, by its control group."""
     windows_per_key: int = constant(8)
     """Credits that all clients with one key have together: by default as many requests as the queue holds."""
     max_outbox_bytes: int = constant(512 << 20)

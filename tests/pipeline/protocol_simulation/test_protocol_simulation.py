@@ -14,7 +14,7 @@ from tests.pipeline.protocol_simulation.defects import DEFECTS, PLAN
 from tests.pipeline.protocol_simulation.plan import Kind, Plan, calm_plans, harmful_plans, plans
 from tests.pipeline.protocol_simulation.world import play
 
-from shapestream.serving import client_port, grants, sessions
+from shapestream.serving import client_port, grants, server, sessions
 
 LOOKING = "SIMULATION_EXAMPLES" in os.environ
 EXAMPLES = int(os.environ.get("SIMULATION_EXAMPLES", "80"))
@@ -61,7 +61,7 @@ def test_whatever_goes_wrong_where_there_is_little_memory(plan: Plan) -> None:
     with pytest.MonkeyPatch.context() as patch:
         for module in (grants, sessions, client_port):
             patch.setattr(module, "UNASKED_BYTES", 64)
-        patch.setattr(sessions, "memory_bytes", lambda: 1200 * grants.MEMORY_PARTS)
+        patch.setattr(server, "memory_bytes", lambda: 1200 * grants.MEMORY_PARTS)
         kept(plan)
 
 

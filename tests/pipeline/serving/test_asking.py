@@ -28,7 +28,7 @@ from trio.testing import wait_all_tasks_blocked
 from shapestream.serving.grants import UNUSED_S
 
 MIB = 1 << 20
-MEMORY = {"memory_bytes": 64 * MIB}
+MEMORY = {"memory": 64 * MIB}
 """Of a server that grants 8 MiB, and lets 2 MiB in without a grant."""
 
 
@@ -304,7 +304,7 @@ async def newcomer(running: Running, number: int) -> RawPeer:
 @virtual_time
 async def test_the_windows_of_those_that_ask_first_are_parts_of_one_whole() -> None:
     """Each is told when their number has doubled, and again a heartbeat after some have left; never less than 1 MiB."""
-    async with memory_serving(ScriptedSlots(), memory_bytes=256 * MIB, window_bytes=8 * MIB) as running:
+    async with memory_serving(ScriptedSlots(), memory=256 * MIB, window_bytes=8 * MIB) as running:
         first = await newcomer(running, 1)
         assert not first.has_heard(Credit), "the welcome said it"
         others = [await newcomer(running, number) for number in range(2, 6)]
