@@ -350,8 +350,8 @@ class InFlight:
         """Bound on one request that is asked for."""
         self.asked: dict[int, RequestTicket] = {}
         """The requests that were asked for and are not sent."""
-        self._granted: list[int] = []
-        """The numbers of those that may be sent now; some may have ended."""
+        self._granted: dict[int, None] = {}
+        """The numbers of those that may be sent now; some may have ended. The values have no meaning."""
         self._withdrawn: list[int] = []
         """The numbers of those that ended before they were sent, of which the server was not told yet."""
         self.outstanding_requests = 0
@@ -500,7 +500,8 @@ class InFlight:
 
     def granted(self, sequence: int) -> None:
         """Let a request that was asked for be sent in the next turn. One that has ended since was withdrawn."""
-        self._granted.append(sequence)
+        if sequence in self.asked:
+            self._granted[sequence] = None
 
     @property
     def has_sendable(self) -> bool:
@@ -560,7 +561,7 @@ class InFlight:
     def _take_granted(self, now: float, one_way_s: float) -> list[Cancel | Ask | RequestEntry]:
         """Return the requests that were granted, and the withdrawals of those that ended first."""
         requests: list[RequestEntry] = []
-        granted, self._granted = self._granted, []
+        granted, self._granted = self._granted, {}
         for sequence in granted:
             ticket = self.asked.get(sequence)
             if ticket is None:

@@ -107,7 +107,7 @@ class ClientPort:
             egress.outgoing.codec,
             self,
             window_entries=settings.window_requests,
-            window_bytes=sessions.room.unasked + sessions.room.grants,
+            window_bytes=sessions.room.unasked,
         )
         self._dispatcher = dispatcher
         self._ids = ids
@@ -178,6 +178,13 @@ class ClientPort:
         """Submit the requests of this turn as one event, and send all ready messages."""
         self._submit(now)
         self._dispatcher.end_turn()
+
+    def granted_bytes(self, peer: bytes) -> int:
+        """Return the bytes of the requests that this connection was granted and that were not read."""
+        session = self.sessions.by_peer.get(peer)
+        if session is None:
+            return 0
+        return sum(grant.nbytes for grant in session.grants.values() if grant.state is GrantState.OPEN)
 
     def _submit(self, now: float) -> None:
         """Submit the requests read so far: a later control entry may concern one of them."""
