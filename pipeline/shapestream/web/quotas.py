@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import cache
 
 from shapestream.errors import Overloaded
 from shapestream_engine.machine import memory_bytes
@@ -28,8 +29,13 @@ def held_at_most(most: int, largest: int, memory: int | None = None) -> int:
 
     One piece is always held. `memory`: bytes; None for those that this process may use.
     """
-    room = (memory_bytes() if memory is None else memory) // HELD_PARTS
-    return max(largest, min(most * largest, room))
+    return max(largest, min(most * largest, (_memory() if memory is None else memory) // HELD_PARTS))
+
+
+@cache
+def _memory() -> int:
+    """Return the bytes of memory that this process may use, read once: the bound is asked for at each body."""
+    return memory_bytes()
 
 
 class BeyondQuota(Overloaded):

@@ -56,8 +56,7 @@ class HttpServer:
         self._limits = HttpLimits() if limits is None else limits
         self._connections: dict[HttpConnection, None] = {}
         """In order of their beginning, the oldest first. The values have no meaning."""
-        most_bytes = self._limits.max_held_bytes
-        self._held = Quotas(lambda: most_bytes, "bytes")
+        self._held = Quotas(lambda: self._limits.max_held_bytes, "bytes")
         self._unfinished = Quotas(lambda: self._limits.max_connections, "unfinished bodies")
         """The connections that wait for a body: they make no room for new ones."""
         self._refusals = 0
