@@ -30,6 +30,8 @@ Cancel = messages.Cancel
 StatisticsRequest = messages.StatisticsRequest
 Explain = messages.Explain
 AcknowledgeAudit = messages.AcknowledgeAudit
+AsksFirst = messages.AsksFirst
+Ask = messages.Ask
 
 # server -> client
 Welcome = messages.Welcome
@@ -40,6 +42,8 @@ Failure = messages.Failure
 Credit = messages.Credit
 StatisticsEntry = messages.StatisticsEntry
 Explanation = messages.Explanation
+GrantBounds = messages.GrantBounds
+Granted = messages.Granted
 
 # worker -> server
 WorkerHello = messages.WorkerHello

@@ -10,12 +10,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from shapestream.serving import server
 from shapestream.settings import LoadedSettings, ServerSettings, load_settings
 from shapestream_workers import cli
 
 
 def change(**constants: Any) -> None:
-    """Let the commands of this process serve with these constants."""
+    """Let the commands of this process serve with these constants. `memory_bytes`: as if it might use so much memory."""
+    if (memory := constants.pop("memory_bytes", None)) is not None:
+        server.memory_bytes = lambda: memory
     unknown = constants.keys() - ServerSettings.model_fields.keys()
     if unknown:
         raise AssertionError(f"the server has no {unknown}")

@@ -13,7 +13,8 @@ requests again, under the same numbers.
 
 What it promises:
 - Each submitted ticket is handed back exactly once, unless its owner withdrew it.
-- The requests of a model leave in order of submission, within the server's window.
+- The requests of a model leave in order of submission, within the server's window. A large one is asked for first, if the
+  server grants (`GrantBounds`), and smaller ones pass it.
 - A leaving server (`draining`) ends no request: the request waits for the next server. Where there are other addresses,
   the next is asked as soon as the leaving one has answered what it took.
 - No request runs twice where its model is not idempotent: one that an earlier server may have run ends as `worker_lost`.
@@ -75,7 +76,10 @@ from shapestream.errors import (
     error_from_code,
 )
 from shapestream.wire.messages import (
+    GRANTS_VERSION,
     AcknowledgeAudit,
+    Ask,
+    AsksFirst,
     Cancel,
     Clock,
     Credit,
@@ -84,6 +88,8 @@ from shapestream.wire.messages import (
     Explanation,
     Failure,
     Goodbye,
+    GrantBounds,
+    Granted,
     Heartbeat,
     Hello,
     ModelOpened,
@@ -219,7 +225,7 @@ class Session:
     @property
     def turn_is_due(self) -> bool:
         """True where `turn` has more to do than to hand back tickets; `next_wakeup` tells of what is due by time."""
-        return self._heard_news or bool(self.in_flight.waiting)
+        return self._heard_news or self.in_flight.has_sendable
 
     def turn(self, now: float, *, may_send: bool = True) -> Due:
         """Take the actions that are due. With `may_send=False` unsent requests stay here, where they can be withdrawn."""
@@ -288,7 +294,7 @@ class Session:
             return Unavailable(f"no server answered at {self._server}{self._trouble}")
         if not self._link.is_open:
             return DeadlineExceeded(f"no server answers at {self._server}{self._trouble}")
-        if ticket.id not in self.in_flight.waiting:
+        if ticket.id not in self.in_flight.waiting and ticket.id not in self.in_flight.asked:
             return DeadlineExceeded("the server's answer did not come in time")
         return DeadlineExceeded(NEVER_SENT if self.in_flight.held_at is None else _DRAINED)
 
@@ -311,6 +317,11 @@ class Session:
                 self.in_flight.window_bytes = entry.window_bytes
                 self.in_flight.largest_bytes = max(self.in_flight.largest_bytes, entry.window_bytes)
                 self._credit = entry
+            case Granted():
+                self.in_flight.granted(entry.sequence)
+            case GrantBounds():
+                self.in_flight.unasked_bytes = entry.unasked_bytes
+                self.in_flight.most_granted_bytes = entry.most_bytes
             case StatisticsEntry():
                 self._statistics_asked = False
                 for ticket in self.in_flight.of_kind(StatisticsTicket):
@@ -344,6 +355,7 @@ class Session:
         anew = not self._link.is_open or entry.epoch != self._epoch
         self.in_flight.window_requests = entry.window_requests
         self.in_flight.window_bytes = self.in_flight.largest_bytes = entry.window_bytes
+        self.in_flight.unasked_bytes = math.inf  # until the server says what to ask for
         self._link.welcomed(entry.heartbeat_ms / 1000)
         self._trouble = ""
         if entry.epoch != self._epoch:
@@ -436,17 +448,18 @@ class Session:
     def _due_entries(self, now: float) -> list[Entry]:
         if self._link.state is not LinkState.OPEN:
             greets = self._link.take_hello(now)
-            return [Hello(client=self._client, software=self._software), _clock(now)] if greets else []
+            hello = Hello(client=self._client, software=self._software)
+            return [hello, AsksFirst(version=GRANTS_VERSION), _clock(now)] if greets else []
         entries, self._control = self._control, []
         needs_clock = self._credit is not None
         if self._credit is not None:
             entries.append(self._credit)
             self._credit = None
-        requests: list[RequestEntry] = []
-        if self.in_flight.waiting:
+        requests: list[Cancel | Ask | RequestEntry] = []
+        if self.in_flight.has_sendable:
             requests = self.in_flight.take_sendable(now, self._link.one_way_s)
             for request in requests:
-                needs_clock |= request.remaining_ms is not None
+                needs_clock |= not isinstance(request, Cancel) and request.remaining_ms is not None
         if needs_clock:
             entries.append(_clock(now))
         entries += requests

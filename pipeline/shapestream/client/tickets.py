@@ -7,24 +7,26 @@ a time, hence no lock. A caller's arguments for a ticket (name, deadline, priori
 A deadline is given as seconds from the call, and is a point in time from there on, by the core's clock. Seconds left would
 begin anew with every look at a clock, and a process that stood still in between would forget that time.
 
-`InFlight` has the tickets of one session. A request is in one of three places:
+`InFlight` has the tickets of one session. A request is in one of four places:
 
     add ──> waiting ──take_sendable──> outstanding ──answered──> gone
-               ^                            │
-               └────────hold, recall────────┘
+             ^   └──take_sendable──> asked ─granted─^   │
+             └──────────────hold, recall────────────────┘
 
 A *waiting* request is here, in order of submission. An *outstanding* one was sent, and holds its share of the server's
-window (`window_requests`, `window_bytes`) until the server's terminal reply. `hold` puts a request back that a leaving
-server refused; no other request is sent until `recall`. `recall` puts all outstanding requests back, for a server that does
-not know them. A request whose caller has left is *abandoned*: if it was sent, it keeps its share until the reply.
+window (`window_requests`, `window_bytes`) until the server's terminal reply. A large one is *asked* for first: it holds a
+place of `window_requests`, and no bytes of the window, before and after the server's grant. Smaller ones pass it. `hold`
+puts a request back that a leaving server refused; no other request is sent until `recall`. `recall` puts all outstanding
+requests back, for a server that does not know them. A request whose caller has left is *abandoned*: if it was sent, it
+keeps its share until the reply.
 
 Deadlines are in a heap. A ticket that ends stays there until its time, or until such entries are the majority.
 
 What `InFlight` promises:
 - Each ticket is finished once, or removed without a finish where its caller has left. Every end passes `finish`.
-- Requests leave in order of submission, except those whose model is being opened again.
+- Requests leave in order of submission, except those that were asked for, and those whose model is being opened again.
 - Numbers ascend: a server counts a number below its highest as answered. A request that was passed gets a new one.
-- The sent requests fit into the window. One larger than the whole window goes alone, up to `largest_bytes`.
+- The sent requests fit into the window, or were granted. One larger than the whole window goes alone, up to `largest_bytes`.
 
 What it does not do: it sends nothing, reads no clock, and does not decide why a ticket ends (`session.py` does). The queue
 needs no bound: each ticket stands for a caller that waits, and a stream has at most `max_in_flight` of them.
@@ -45,7 +47,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from shapestream.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError, TooLarge
 from shapestream.wire.limits import MAX_NAME_CHARACTERS, MAX_PRIORITY
-from shapestream.wire.messages import RequestEntry, ResultEntry
+from shapestream.wire.messages import Ask, Cancel, RequestEntry, ResultEntry
 from shapestream.wire.tags import CALLER, REQUEST_ID, TRACEPARENT, TRACESTATE, can_be_sent, rule_of, trace_id
 from shapestream_engine.layout import Tensors
 
@@ -118,6 +120,8 @@ class RequestTicket(Ticket):
     """A server was given it, and has not said that it takes nothing new: also while it waits to be sent there again."""
     abandoned: bool = field(default=False, init=False)
     """Sent, and withdrawn since; it holds its share of the window until the terminal reply."""
+    window_bytes: int = field(default=0, init=False)
+    """Bytes of the window that it holds, once it was sent or asked for; a granted one holds none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -340,8 +344,19 @@ class InFlight:
         self.window_bytes = 0
         self.largest_bytes = 0
         """Bound on one request. Such a request may go when no other bytes are out, however small the window is then."""
+        self.unasked_bytes: float = math.inf
+        """Bytes of the largest request that is sent without a grant; infinity for a server that grants none."""
+        self.most_granted_bytes = 0
+        """Bound on one request that is asked for."""
+        self.asked: dict[int, RequestTicket] = {}
+        """The requests that were asked for and are not sent."""
+        self._granted: dict[int, None] = {}
+        """The numbers of those that may be sent now; some may have ended. The values have no meaning."""
+        self._withdrawn: list[int] = []
+        """The numbers of those that ended before they were sent, of which the server was not told yet."""
         self.outstanding_requests = 0
         self.outstanding_bytes = 0
+        """Bytes of the window that are held."""
         self.held_at: float | None = None
         """The time since which the server has taken nothing new: no request is sent before `recall`."""
         self.waiting: OrderedDict[int, RequestTicket] = OrderedDict()
@@ -379,12 +394,21 @@ class InFlight:
             if len(self.deadlines) > 2 * self._with_deadline + 64:
                 self._forget_met_deadlines()
         if type(ticket) is RequestTicket and self.waiting.pop(ticket_id, None) is None:
-            self.outstanding_requests -= 1
-            self.outstanding_bytes -= ticket.nbytes
+            self._not_outstanding(ticket)
         return ticket
+
+    def _not_outstanding(self, ticket: RequestTicket) -> None:
+        self.outstanding_requests -= 1
+        self.outstanding_bytes -= ticket.window_bytes
+        if self.asked:
+            self.asked.pop(ticket.id, None)
 
     def abandon(self, ticket: Question) -> bool:
         """Give up a ticket that no caller waits for. True where the server has it, and owes the terminal reply."""
+        if type(ticket) is RequestTicket and ticket.id in self.asked:
+            self._withdrawn.append(ticket.id)
+            self.remove(ticket.id)
+            return False
         if type(ticket) is not RequestTicket or ticket.id in self.waiting:
             self.remove(ticket.id)
             return False
@@ -457,8 +481,7 @@ class InFlight:
             return False
         ticket.may_have_run = False
         if sequence not in self.waiting:
-            self.outstanding_requests -= 1
-            self.outstanding_bytes -= ticket.nbytes
+            self._not_outstanding(ticket)
             self.waiting[sequence] = ticket
         if self.held_at is None:
             self.held_at = now
@@ -475,8 +498,20 @@ class InFlight:
             ticket for ticket in self.of_kind(RequestTicket) if ticket.may_have_run and not ticket.abandoned
         ]
 
-    def take_sendable(self, now: float, one_way_s: float) -> list[RequestEntry]:
-        """Return the requests that fit into the window now, as entries; they are outstanding from here on.
+    def granted(self, sequence: int) -> None:
+        """Let a request that was asked for be sent in the next turn. One that has ended since was withdrawn."""
+        if sequence in self.asked:
+            self._granted[sequence] = None
+
+    @property
+    def has_sendable(self) -> bool:
+        """Whether `take_sendable` may have something to send."""
+        return bool(self.waiting or self._granted or self._withdrawn)
+
+    def take_sendable(self, now: float, one_way_s: float) -> list[Cancel | Ask | RequestEntry]:
+        """Return the requests that were granted, or fit into the window now, as entries; they are outstanding from here on.
+
+        Of a large one the entry asks for its grant. Asked ones that have ended are withdrawn.
 
         `one_way_s`, the seconds of the way to the server, is taken off their deadlines.
 
@@ -484,20 +519,26 @@ class InFlight:
         A request that other models' requests have passed gets a new number, unless a server may have run it: numbers that
         are new to a server come to it in ascending order.
         """
-        sendable: list[RequestEntry] = []
+        sendable: list[Cancel | Ask | RequestEntry] = []
+        if self._granted or self._withdrawn:
+            sendable += self._take_granted(now, one_way_s)
         for ticket in self._may_be_sent():
-            number = ticket.model.number
-            assert number is not None  # or it might not be sent
-            if ticket.nbytes > self.largest_bytes:
-                reason = f"{ticket.nbytes} bytes of tensors; the server takes {self.largest_bytes} at most: send fewer rows"
+            asks = ticket.nbytes > self.unasked_bytes
+            most = self.most_granted_bytes if asks else self.largest_bytes
+            if ticket.nbytes > most:
+                reason = f"{ticket.nbytes} bytes of tensors; the server takes {most} at most: send fewer rows"
                 self.end(ticket, TooLarge(reason))
                 continue
             if self.outstanding_requests >= self.window_requests:
                 break
-            if self.outstanding_bytes and self.outstanding_bytes + ticket.nbytes > self.window_bytes:
+            window_bytes = 0 if asks else ticket.nbytes
+            if (
+                window_bytes
+                and self.outstanding_bytes
+                and self.outstanding_bytes + window_bytes > self.window_bytes
+            ):
                 break
-            deadline = ticket.deadline
-            remaining_ms = None if deadline is None else remaining_ms_on_arrival(deadline - now, one_way_s)
+            remaining_ms = _remaining_ms(ticket, now, one_way_s)
             if remaining_ms == 0:
                 self.end(ticket, DeadlineExceeded(NEVER_SENT))
                 continue
@@ -507,20 +548,33 @@ class InFlight:
             self.highest_sent = max(self.highest_sent, ticket.id)
             del self.waiting[ticket.id]
             self.outstanding_requests += 1
-            self.outstanding_bytes += ticket.nbytes
-            ticket.sent_at = now
-            ticket.may_have_run = True
-            sendable.append(
-                RequestEntry(
-                    sequence=ticket.id,
-                    model=number,
-                    remaining_ms=remaining_ms,
-                    priority=ticket.priority,
-                    tensors=ticket.tensors,
-                    tags=ticket.tags,
-                )
-            )
+            self.outstanding_bytes += window_bytes
+            ticket.window_bytes = window_bytes
+            if asks:
+                ticket.sent_at = now
+                self.asked[ticket.id] = ticket
+                sendable.append(Ask(sequence=ticket.id, nbytes=ticket.nbytes, remaining_ms=remaining_ms))
+            else:
+                sendable.append(_sent(ticket, now, remaining_ms))
         return sendable
+
+    def _take_granted(self, now: float, one_way_s: float) -> list[Cancel | Ask | RequestEntry]:
+        """Return the requests that were granted, and the withdrawals of those that ended first."""
+        requests: list[RequestEntry] = []
+        granted, self._granted = self._granted, {}
+        for sequence in granted:
+            ticket = self.asked.get(sequence)
+            if ticket is None:
+                continue
+            remaining_ms = _remaining_ms(ticket, now, one_way_s)
+            if remaining_ms == 0:
+                self.abandon(ticket)
+                self.finish(ticket, DeadlineExceeded(NEVER_SENT))
+            else:
+                del self.asked[sequence]
+                requests.append(_sent(ticket, now, remaining_ms))
+        withdrawn, self._withdrawn = self._withdrawn, []
+        return [*[Cancel(sequence=sequence) for sequence in withdrawn], *requests]
 
     def _may_be_sent(self) -> Iterator[RequestTicket]:
         """Yield the requests that may be sent, in order. The caller removes each one before it asks for the next.
@@ -543,6 +597,9 @@ class InFlight:
             self.remove(ticket_id)
         self.waiting = OrderedDict((ticket.id, ticket) for ticket in self.of_kind(RequestTicket))
         self.held_at = None
+        self.asked.clear()
+        self._granted.clear()
+        self._withdrawn.clear()
         self.outstanding_requests = 0
         self.outstanding_bytes = 0
         return unwanted
@@ -556,7 +613,9 @@ class InFlight:
         requests = self.of_kind(RequestTicket)
         out = [ticket for ticket in requests if ticket.id not in self.waiting]
         assert self.outstanding_requests == len(out)
-        assert self.outstanding_bytes == sum(ticket.nbytes for ticket in out)
+        assert self.outstanding_bytes == sum(ticket.window_bytes for ticket in out)
+        assert self.asked.items() <= {ticket.id: ticket for ticket in out}.items()
+        assert not any(ticket.window_bytes for ticket in self.asked.values())
         assert self.waiting.keys() <= self.tickets.keys()
         assert self.held_at is not None or list(self.waiting) == sorted(self.waiting)
         assert not any(ticket.abandoned for ticket in self.waiting.values())
@@ -568,6 +627,27 @@ class InFlight:
         filed = {ticket_id for _, ticket_id in self.deadlines}
         overdue = {ticket.id for ticket in requests if ticket.abandoned}
         assert {ticket.id for ticket in timed} <= filed | overdue
+
+
+def _sent(ticket: RequestTicket, now: float, remaining_ms: int | None) -> RequestEntry:
+    """Return the entry of a request that is sent now."""
+    number = ticket.model.number
+    assert number is not None  # or it might not be sent
+    ticket.sent_at = now
+    ticket.may_have_run = True
+    return RequestEntry(
+        sequence=ticket.id,
+        model=number,
+        remaining_ms=remaining_ms,
+        priority=ticket.priority,
+        tensors=ticket.tensors,
+        tags=ticket.tags,
+    )
+
+
+def _remaining_ms(ticket: RequestTicket, now: float, one_way_s: float) -> int | None:
+    deadline = ticket.deadline
+    return None if deadline is None else remaining_ms_on_arrival(deadline - now, one_way_s)
 
 
 def remaining_ms_on_arrival(left_s: float, one_way_s: float) -> int:

@@ -34,7 +34,7 @@ from math import inf
 import grpc
 
 from shapestream.errors import InvalidRequest
-from shapestream.web.quotas import One, Quotas
+from shapestream.web.quotas import One, Quotas, held_at_most
 
 OPEN_CALLS = 16
 """Calls without a caller that wait for their message at once, and as many that ask the server. Probes come one by one; so
@@ -110,9 +110,10 @@ class RunningCalls:
         self.last_begun_at = -inf
         """The time of the last call's headers, on the clock."""
         self.max_message_bytes = max_message_bytes
-        self.held_bytes_of_one = MOST_MESSAGES * max_message_bytes // 2
+        most_bytes = held_at_most(MOST_MESSAGES, max_message_bytes)
+        self.held_bytes_of_one = most_bytes // 2
         """Bytes that a caller may hold while there is no other."""
-        self.held_bytes = Quotas(lambda: MOST_MESSAGES * max_message_bytes, "bytes")
+        self.held_bytes = Quotas(lambda: most_bytes, "bytes")
         """Bytes of messages that were read, and of answers that have not left."""
         self._by_caller = Quotas(lambda: max_calls, "calls")
         self._by_address = Quotas(lambda: OPEN_CALLS, "calls without a token")

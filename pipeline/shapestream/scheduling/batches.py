@@ -205,7 +205,7 @@ class Batch:
     @property
     def ids(self) -> tuple[int, ...]:
         """The members by id."""
-        return tuple([request.arrival.id for request in self.members])
+        return tuple([arrival.id for arrival in self.arrivals])
 
     @property
     def model(self) -> str:

@@ -317,3 +317,5 @@ class Overload(StrEnum):
     """The request's own deadline, which the queue would let pass."""
     CREDIT = "credit"
     """The credit of its client, or of its key: refused before the scheduler sees it."""
+    MEMORY = "memory"
+    """The memory for large requests: refused before it was sent."""

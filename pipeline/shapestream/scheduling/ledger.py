@@ -7,6 +7,7 @@ batch, so that no second ending can find it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from shapestream.scheduling.actions import (
     Action,
@@ -24,6 +25,9 @@ from shapestream.scheduling.planner import Cut
 from shapestream.scheduling.queueing import RUNNING, Request
 from shapestream.scheduling.scheduler_statistics import Troubles
 from shapestream.scheduling.slots import SlotTable
+
+ENDED: Final = Arrival(id=-1, client=-1, model="", sizes=(), nbytes=0)
+"""In place of the arrival of a request that has ended."""
 
 
 class Ledger:
@@ -204,3 +208,5 @@ class Ledger:
         shares.ended(request.flow)
         request.batch = None  # a cycle of batch and request must not be left to the collector
         del self.requests[request.arrival.id]
+        # Heaps keep what has ended until it is at their top, or until such entries are many: not with its tensors.
+        request.arrival = ENDED

@@ -13,10 +13,20 @@ from typing import Any
 import structlog
 import trio
 
-from shapestream.errors import AlreadyAnswered, Conflict, ProtocolError, RequestError, Unavailable
+from shapestream.errors import (
+    AlreadyAnswered,
+    Cancelled,
+    Conflict,
+    Draining,
+    Overloaded,
+    ProtocolError,
+    RequestError,
+    Unavailable,
+)
 from shapestream.scheduling.events import Overload
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.ends import Egress
+from shapestream.serving.grants import UNASKED_BYTES, GrantState
 from shapestream.serving.port_traffic import DEAR, GONE, QUANTUM, TENSORS_PER_POINT, Inbox, Item, PeerLink
 from shapestream.serving.served_models import ServedModel, ServedModels
 from shapestream.serving.sessions import (
@@ -33,6 +43,8 @@ from shapestream.telemetry.runs import ClientId
 from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import (
     AcknowledgeAudit,
+    Ask,
+    AsksFirst,
     Cancel,
     Clock,
     Credit,
@@ -40,6 +52,7 @@ from shapestream.wire.messages import (
     Explain,
     Explanation,
     Goodbye,
+    GrantBounds,
     Heartbeat,
     Hello,
     ModelOpened,
@@ -59,6 +72,7 @@ log = structlog.get_logger()
 
 MOST_QUESTIONS = 16
 """Largest number of unanswered questions for stories of one session."""
+_DRAINS = "this server takes no new requests"
 _CONFLICT = "use a number once: another request of this client has it"
 
 
@@ -93,7 +107,7 @@ class ClientPort:
             egress.outgoing.codec,
             self,
             window_entries=settings.window_requests,
-            window_bytes=settings.window_bytes,
+            window_bytes=sessions.room.unasked,
         )
         self._dispatcher = dispatcher
         self._ids = ids
@@ -108,14 +122,18 @@ class ClientPort:
         self._welcome = Welcome(
             epoch=epoch,
             window_requests=settings.window_requests,
-            window_bytes=settings.window_bytes,
+            window_bytes=sessions.room.unasked,
             heartbeat_ms=round(settings.heartbeat_s * 1000),
         )
-        self._window = Credit(window_requests=settings.window_requests, window_bytes=settings.window_bytes)
+        self._window = self._asker_window = Credit(
+            window_requests=settings.window_requests, window_bytes=sessions.room.unasked
+        )
+        """The window of a client that does not ask first, and of each that does."""
         self._waiting: dict[str, dict[ClientSession, None]] = {}
         """Sessions that wait for a model that the configuration promises and no worker has brought yet, by its name."""
         self._arrived: list[RequestRecord] = []
         """Requests of this turn that are not submitted yet."""
+        self._draining = False
         self._limit = RateLimit()
         self._answers = SlicedWork()
         """Answers that are made in slices: per session, one of counters and `MOST_QUESTIONS` of stories."""
@@ -161,6 +179,13 @@ class ClientPort:
         self._submit(now)
         self._dispatcher.end_turn()
 
+    def granted_bytes(self, peer: bytes) -> int:
+        """Return the bytes of the requests that this connection was granted and that were not read."""
+        session = self.sessions.by_peer.get(peer)
+        if session is None:
+            return 0
+        return sum(grant.nbytes for grant in session.grants.values() if grant.state is GrantState.OPEN)
+
     def _submit(self, now: float) -> None:
         """Submit the requests read so far: a later control entry may concern one of them."""
         if self._arrived:
@@ -185,6 +210,14 @@ class ClientPort:
                 record = session.running.get(entry.sequence)
                 if record is not None:
                     self._dispatcher.cancel(record.id, now)
+                elif session.give_back(entry.sequence):
+                    self._egress.refuse(
+                        session, entry.sequence, Cancelled.code, "withdrawn before it was sent"
+                    )
+            case Ask():
+                self._ask(session, entry, now)
+            case AsksFirst():
+                self._asks_first(session)
             case StatisticsRequest():
                 if self._socket.is_admin(peer):
                     self._ask_for_statistics(session)
@@ -255,7 +288,9 @@ class ClientPort:
         Returns its price in points. It uses credit from now on, or is answered.
         """
         sequence = entry.sequence
-        if sequence in session.running or session.answered.knows(sequence):
+        granted = self._granted(session, sequence) if session.grants else 0
+        # One that was granted was not answered then, and has had no reply since.
+        if sequence in session.running or (not granted and session.answered.knows(sequence)):
             self._again(session, entry)
             return DEAR
         try:
@@ -271,13 +306,17 @@ class ClientPort:
         if (why := self._models.unavailable.get(model.name)) is not None:
             self._fail(session, sequence, Unavailable.code, why, entry.tags)
             return DEAR
-        nbytes, most = shape.total_nbytes, self._settings.window_bytes
+        nbytes, most = shape.total_nbytes, granted or self._window.window_bytes
         if nbytes > most:
             text = f"{nbytes} bytes in one request; this server takes at most {most}"
+            if granted:
+                text = f"{nbytes} bytes in a request that asked for {granted}"
+            elif nbytes <= self.sessions.room.largest:
+                text += ", or more of a client that asks first: update it"
             self._fail(session, sequence, "too_large", text, entry.tags)
             return DEAR
         caller = None if entry.tags is None else self._caller(peer, session, entry.tags)
-        if (excess := self.sessions.excess(session, caller, nbytes)) is not None:
+        if (excess := self.sessions.excess(session, caller, 0 if granted else nbytes)) is not None:
             self._statistics.overloaded[Overload.CREDIT] += 1
             self._fail(session, sequence, "overloaded", excess, entry.tags)
             return DEAR
@@ -314,6 +353,71 @@ class ClientPort:
         self._arrived.append(record)
         return price
 
+    def _granted(self, session: ClientSession, sequence: int) -> int:
+        """Return the granted bytes of a request that is here now; 0 if none are. One that did not wait loses its turn."""
+        grant = session.grants.get(sequence)
+        if grant is None:
+            return 0
+        if grant.state is GrantState.WAITING:
+            session.give_back(sequence)
+            return 0
+        return grant.nbytes
+
+    def _asks_first(self, session: ClientSession) -> None:
+        """Tell a client which requests to ask for. Smaller ones have a window that it shares with others like it."""
+        self.sessions.asks_first(session)
+        bounds = GrantBounds(unasked_bytes=UNASKED_BYTES, most_bytes=self.sessions.room.largest)
+        self.outgoing.say(session, bounds)
+        if not self._change_windows() and self._asker_window is not self._window:
+            self.outgoing.say(session, self._asker_window)
+
+    def _change_windows(self) -> bool:
+        """Tell all clients that ask first their new window, if their number has changed it."""
+        nbytes = self.sessions.asker_window_bytes
+        if nbytes == self._asker_window.window_bytes:
+            return False
+        self._asker_window = Credit(window_requests=self._window.window_requests, window_bytes=nbytes)
+        for session in self.sessions:
+            if session.asks_first:
+                self.outgoing.say(session, self._asker_window)
+        return True
+
+    def _ask(self, session: ClientSession, entry: Ask, now: float) -> None:
+        """Let a request wait for its grant, or refuse it at once, before its bytes are sent."""
+        sequence = entry.sequence
+        if sequence in session.running or sequence in session.grants:
+            return  # its reply comes, or its grant
+        if session.answered.knows(sequence):
+            if (reply := session.answered.last_reply_to(sequence)) is None:
+                self._fail(session, sequence, AlreadyAnswered.code, _no_longer_kept(sequence))
+            else:
+                self._egress.repeat(session, reply)
+            return
+        if self._draining:
+            self._fail_asked(session, sequence, Draining(_DRAINS))
+            return
+        remaining_ms = entry.remaining_ms
+        deadline = None if remaining_ms is None else self._deadline(session, remaining_ms, now)
+        try:
+            session.grants[sequence] = self.sessions.grants.ask(
+                session, session.number, sequence, entry.nbytes, deadline, now
+            )
+        except RequestError as error:
+            self._fail_asked(session, sequence, error)
+
+    def _end_late_grants(self, now: float) -> None:
+        """End the grants that are of no use any more. A request that comes after its grant is answered by itself."""
+        for grant in self.sessions.grants.unused(now):
+            grant.holder.give_back(grant.sequence)
+        for grant, error in self.sessions.grants.hopeless(now):
+            self._fail_asked(grant.holder, grant.sequence, error)
+
+    def _fail_asked(self, session: ClientSession, sequence: int, error: RequestError) -> None:
+        """Refuse a request that was asked for."""
+        if error.code == Overloaded.code:
+            self._statistics.overloaded[Overload.MEMORY] += 1
+        self._fail(session, sequence, error.code, error.message, retry_after_s=error.retry_after_s)
+
     def _caller(self, peer: bytes, session: ClientSession, tags: dict[str, str]) -> Use | None:
         """Return the caller that a gateway names, for whom the request counts; None if it counts for its session.
 
@@ -338,7 +442,7 @@ class ClientPort:
         deadline = session.clock.sent_at(now) + remaining_ms * 0.001
         if remaining_ms and deadline - now < remaining_ms * 0.0005 and session.clock.ask(now):
             # The client answers with its clock, which tells whether it stopped or the message was slow.
-            self.outgoing.say(session, self._window)
+            self.outgoing.say(session, self._asker_window if session.asks_first else self._window)
         return deadline
 
     def _again(self, session: ClientSession, entry: RequestEntry) -> None:
@@ -359,8 +463,7 @@ class ClientPort:
                 return
             code, text = Conflict.code, f"{_CONFLICT}, which was answered"
         else:
-            text = f"number {sequence} was answered before, and the reply is no longer kept"
-            code = AlreadyAnswered.code
+            code, text = AlreadyAnswered.code, _no_longer_kept(sequence)
         self._fail(session, sequence, code, text, entry.tags)
 
     def _fail(
@@ -370,9 +473,12 @@ class ClientPort:
         code: str,
         message: str,
         tags: dict[str, str] | None = None,
+        *,
+        retry_after_s: float | None = None,
     ) -> None:
-        """Refuse a request, which still counts as a request."""
+        """Refuse a request, which still counts as a request, and end its grant."""
         self._statistics.requests += 1
+        session.give_back(sequence)
         like_it_before = self._limit.admit(code, trio.current_time())
         if like_it_before is not None or PRESENT.debug:
             write = log.debug if like_it_before is None else log.warning
@@ -385,11 +491,12 @@ class ClientPort:
                 like_it_before=like_it_before,
                 **trace_of(tags),
             )
-        self._egress.refuse(session, sequence, code, message)
+        self._egress.refuse(session, sequence, code, message, retry_after_s)
 
     def _refuse(self, peer: bytes, session: ClientSession | None, bad: BadEntry, now: float) -> None:
         """Refuse an entry that the codec rejected: a request fails by its id; other entries are counted."""
-        if session is None or bad.kind != RequestEntry.KIND or bad.id is None or bad.id in session.running:
+        asked_for = bad.kind in (RequestEntry.KIND, Ask.KIND)
+        if session is None or not asked_for or bad.id is None or bad.id in session.running:
             self.outgoing.refuse(peer, bad.message, now)
             return
         self._fail(session, bad.id, "invalid", bad.message)
@@ -460,7 +567,17 @@ class ClientPort:
                 self._end(session, "silent", now)
             else:
                 self.outgoing.keep_alive(session)
+        self._end_late_grants(now)
+        self._change_windows()
         self.outgoing.count_handshakes(now)
+
+    def drain(self) -> None:
+        """Refuse the requests that wait for memory, and those that ask from now on."""
+        self._draining = True
+        for session in self.sessions:
+            waiting = [grant for grant in session.grants.values() if grant.state is GrantState.WAITING]
+            for grant in waiting:
+                self._fail_asked(session, grant.sequence, Draining(_DRAINS))
 
     def say_goodbye(self) -> None:
         """Send goodbyes to all sessions at the end of this turn."""
@@ -498,6 +615,10 @@ class ClientPort:
         self._statistics.peers_lost[f"client: {why}"] += 1
         log.info("client left", client=session.label, why=why, unfinished=len(session.running))
         self._dispatcher.client_left(session, now)
+
+
+def _no_longer_kept(sequence: int) -> str:
+    return f"number {sequence} was answered before, and the reply is no longer kept"
 
 
 def _opened(model: ServedModel) -> ModelOpened:

@@ -51,6 +51,7 @@ from shapestream.serving.ends import (
     run_of,
     told_code,
 )
+from shapestream.serving.grants import Grants
 from shapestream.serving.journal import Journal
 from shapestream.serving.port_traffic import REJOIN, Outgoing, PeerLink
 from shapestream.serving.quarantine import Quarantine
@@ -130,6 +131,7 @@ class Dispatcher:
         quarantine: Quarantine,
         audits: AuditBook,
         desk: ChainDesk,
+        grants: Grants,
     ) -> None:
         """`prefetch`: may batches be sent to slots that are busy?"""
         self.quarantine = quarantine
@@ -154,6 +156,7 @@ class Dispatcher:
         """The slots that have a batch."""
         self._held = HeldReports()
         self.desk = desk
+        self._grants = grants
         self._followed = False
         """Whether the reports that are taken in have results of chains' stages."""
         self._is_start_due = False
@@ -624,6 +627,8 @@ class Dispatcher:
         lost = True
         while lost:  # the end of a link may make more messages ready
             lost = False
+            if self._grants.is_due:
+                self._egress.grant(self._grants, self._clock())
             for port in self.ports:
                 outgoing = port.outgoing
                 if outgoing.ready or outgoing.lost:

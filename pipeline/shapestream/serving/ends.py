@@ -26,11 +26,12 @@ from shapestream.errors import Draining, Overloaded, Unavailable, WorkerLost, er
 from shapestream.scheduling.actions import FailRequest
 from shapestream.scheduling.batches import Batch
 from shapestream.serving.chain_desk import ChainRequest
+from shapestream.serving.grants import Grants
 from shapestream.serving.port_traffic import Outgoing
 from shapestream.serving.sessions import ClientSession, KeptReplies, RequestRecord
 from shapestream.serving.workers import SlotRecord
 from shapestream.telemetry.runs import Owner, Run, RunMember
-from shapestream.wire.messages import Failure, ResultEntry, Timings
+from shapestream.wire.messages import Failure, Granted, ResultEntry, Timings
 from shapestream.wire.tags import CALLER, REQUEST_ID, TRACEPARENT
 from shapestream_engine.batch import BatchReport
 from shapestream_engine.layout import RequestShape, Tensors
@@ -286,9 +287,16 @@ class Egress:
         why = f"its client left while it ran; {_MAY_HAVE_RUN}"
         self._keep(record, _failure(record.sequence, WorkerLost.code, why))
 
-    def refuse(self, session: ClientSession, sequence: int, code: str, message: str) -> None:
+    def refuse(
+        self,
+        session: ClientSession,
+        sequence: int,
+        code: str,
+        message: str,
+        retry_after_s: float | None = None,
+    ) -> None:
         """Reply to a request that was not admitted, and has no record."""
-        failure = _failure(sequence, code, message)
+        failure = _failure(sequence, code, message, retry_after_s)
         self.outgoing.say(session, failure)
         self.ends.add(
             RequestRefused(
@@ -299,6 +307,11 @@ class Egress:
                 message=message,
             )
         )
+
+    def grant(self, grants: Grants, now: float) -> None:
+        """Tell clients which of the requests that they asked for they may send."""
+        for grant in grants.give(now):
+            self.outgoing.say(grant.holder, Granted(sequence=grant.sequence))
 
     def repeat(self, session: ClientSession, reply: ResultEntry | Failure) -> None:
         """Give a reply again."""

@@ -223,6 +223,9 @@ class Receiver(Protocol):
     def end_turn(self, now: float) -> None:
         """End a turn: nothing more is served in it."""
 
+    def granted_bytes(self, peer: bytes) -> int:
+        """Return the bytes that flow control allows a connection besides its window."""
+
 
 @dataclass(slots=True, eq=False)
 class _Mailbox:
@@ -330,7 +333,10 @@ class Inbox:
             if mailbox is None:
                 mailbox = mailboxes[peer] = _Mailbox(peer, deque(((message, 0, 0),)))
                 fresh.append(mailbox)
-            elif mailbox.entries > self._max_entries or mailbox.nbytes > self._max_bytes:
+            elif mailbox.entries > self._max_entries or (
+                mailbox.nbytes > self._max_bytes
+                and mailbox.nbytes > self._max_bytes + self._receiver.granted_bytes(peer)
+            ):
                 beyond[peer] = (
                     f"{mailbox.entries} entries of {mailbox.nbytes} bytes unread; it sends beyond its credit"
                 )

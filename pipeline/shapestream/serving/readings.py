@@ -135,7 +135,10 @@ class Readings:
         workers = self._workers()
         serving = sum(map(_serves, workers))
         credits_used = [
-            max(len(session.running) / settings.window_requests, session.held_bytes / settings.window_bytes)
+            max(
+                len(session.running) / settings.window_requests,
+                session.held_bytes / self.sessions.room.unasked,
+            )
             for session in sessions
         ]
         return ServerSnapshot(
@@ -147,7 +150,7 @@ class Readings:
             configured_workers=cache(self._configured_workers),
             clients=len(sessions),
             pending=self.dispatcher.unfinished,
-            pending_bytes=sum(session.held_bytes for session in sessions),
+            pending_bytes=sum(session.held_bytes for session in sessions) + self.sessions.grants.held_bytes,
             credit_used=max(credits_used, default=0.0),
             workers={"serving": serving, "leaving": len(workers) - serving},
             quarantined=len(self.dispatcher.quarantine),

@@ -43,6 +43,7 @@ from shapestream.serving.client_port import ClientPort
 from shapestream.serving.connected_workers import Availability, ProcessOwner
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.ends import Egress, Ends, Observer
+from shapestream.serving.grants import RequestRoom, room_of
 from shapestream.serving.journal import Journal
 from shapestream.serving.local_port import LocalPort
 from shapestream.serving.port_traffic import Outgoing
@@ -63,11 +64,12 @@ from shapestream.transport.interface import PeerSocket
 from shapestream.transport.router import OutboxRoom, RouterSocket
 from shapestream.transport.zeromq import SocketOptions
 from shapestream.wire.codec import codec_of, encode
-from shapestream.wire.limits import CLIENT_LIMITS, WORKER_LIMITS, Limits
+from shapestream.wire.limits import CLIENT_LIMITS, MAX_FRAME_BYTES, WORKER_LIMITS, Limits
 from shapestream.wire.messages import Goodbye, Role
 from shapestream.wire.peers import STALL_S
 from shapestream_engine.calibration import CostCache
 from shapestream_engine.cost_table import LearnedCosts
+from shapestream_engine.machine import memory_bytes
 
 if TYPE_CHECKING:
     from shapestream.serving.tracing import RequestTracer
@@ -91,6 +93,7 @@ class Server:
         models: ServedModels,
         clients: PeerSocket,
         workers: PeerSocket | None,
+        requests: RequestRoom,
         *,
         cost_cache: CostCache | None = None,
         local: SlotThreads | None = None,
@@ -142,6 +145,7 @@ class Server:
 
         outgoing = Outgoing(clients, "clients", self._counters, codec_of(Role.SERVER_OF_CLIENTS))
         egress = Egress(outgoing, kept, Ends(*self._observers(audits)))
+        sessions = Sessions(settings, kept, requests)
         self._dispatcher = Dispatcher(
             self._scheduler,
             egress,
@@ -151,6 +155,7 @@ class Server:
             quarantine=Quarantine(settings.quarantine_requests, settings.quarantine_s),
             audits=audits,
             desk=desk,
+            grants=sessions.grants,
         )
         self._auditor = Auditor(audits, self._dispatcher, folder)
         self.readings = Readings(
@@ -161,7 +166,7 @@ class Server:
             last_minute=self._last_minute,
             scheduler=self._scheduler,
             dispatcher=self._dispatcher,
-            sessions=Sessions(settings, kept),
+            sessions=sessions,
             kept=kept,
             stories=self._stories,
             audits=audits,
@@ -174,7 +179,7 @@ class Server:
             egress,
             self._dispatcher,
             models,
-            self.readings.sessions,
+            sessions,
             settings,
             epoch=epoch,
             ids=request_ids,
@@ -426,6 +431,7 @@ class Server:
         await self._drain_asked.wait()
         dispatcher, counters = self._dispatcher, self._counters
         log.info("server drains", unfinished=dispatcher.unfinished, grace_s=self._grace_s)
+        self._client_port.drain()
         dispatcher.drain(trio.current_time())
         dispatcher.end_turn()
         with trio.move_on_after(self._grace_s):
@@ -471,6 +477,7 @@ async def serve(
     clients: PeerSocket | None = None,
     workers: PeerSocket | None = None,
     reachable: trio.Event | None = None,
+    memory: int | None = None,
     task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until drained or cancelled; hand a `Server` to `nursery.start`.
@@ -487,24 +494,36 @@ async def serve(
     clients, workers: sockets to use instead of those made from the settings' addresses. All are closed at the end.
     reachable: set when ports that others open for this server (gateways) are reachable; the log calls it ready then. None:
         there are none.
+    memory: bytes of memory by which the bytes of requests are bounded. None: those that this process may use.
 
     Raises AddressInUse when another process listens at an address. Raises ConfigurationError for an address that other
     machines reach, without `keys` or `security: network`.
     """
     client_socket, worker_socket = clients, workers
-    room = OutboxRoom(settings.max_outbox_bytes)
+    memory = memory_bytes() if memory is None else memory
+    requests = room_of(memory, settings.max_queued_bytes, settings.window_bytes)
+    room = OutboxRoom(min(settings.max_outbox_bytes, requests.grants))
+    log.info("memory for requests", granted_bytes=requests.grants, unasked_bytes=requests.unasked)
     try:
         if client_socket is None:
             roles = (KeyRole.CLIENT, KeyRole.ADMIN, KeyRole.GATEWAY)
             addresses = [*settings.listen, *([] if own_gateways is None else [own_gateways])]
-            client_socket = listen(addresses, settings, keys, "clients", roles, room, CLIENT_LIMITS)
+            largest = min(MAX_FRAME_BYTES, requests.grants)
+            client_socket = listen(addresses, settings, keys, "clients", roles, room, CLIENT_LIMITS, largest)
         dial_in = [address for address in (own_workers, settings.worker_listen) if address is not None]
         if worker_socket is None and dial_in:
             roles_of_workers = (KeyRole.WORKER,)
             worker_socket = listen(dial_in, settings, keys, "workers", roles_of_workers, room, WORKER_LIMITS)
         served = ServedModels(models or {}, digests or {}, chains)
         server = Server(
-            settings, served, client_socket, worker_socket, cost_cache=cost_cache, local=local, tracer=tracer
+            settings,
+            served,
+            client_socket,
+            worker_socket,
+            requests,
+            cost_cache=cost_cache,
+            local=local,
+            tracer=tracer,
         )
         await server._run(task_status, reachable)
     finally:
@@ -528,12 +547,14 @@ def listen(
     roles: Sequence[KeyRole],
     room: OutboxRoom,
     limits: Limits,
+    max_frame_bytes: int = MAX_FRAME_BYTES,
 ) -> RouterSocket:
     """Bind a socket to all these addresses, for peers whose key has one of these roles.
 
     port: name in logs and counters.
     room: bytes that the outboxes of all ports may hold together.
     limits: the largest messages of this port.
+    max_frame_bytes: the largest frame; a peer that announces a larger one is disconnected before libzmq holds it.
 
     Raises AddressInUse, and ConfigurationError for an address that other machines reach, without `keys` or
     `security: network`.
@@ -553,7 +574,10 @@ def listen(
     # One frame for the header, and one too many, by which the decoder recognises a message to refuse.
     (farewell,) = encode([Goodbye()])
     asked = SocketOptions(
-        high_water_mark=SENT_AHEAD, max_frames=limits.max_frames + 2, farewell=bytes(farewell)
+        high_water_mark=SENT_AHEAD,
+        max_frames=limits.max_frames + 2,
+        max_frame_bytes=max_frame_bytes,
+        farewell=bytes(farewell),
     )
     socket = (
         ProtectedRouter(keys, roles, port=port, options=asked, room=room)

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from shapestream.chains.run import StageRequest
 from shapestream.scheduling.events import Arrival
+from shapestream.serving.grants import UNASKED_BYTES, Grant, Grants, GrantState, RequestRoom
 from shapestream.serving.port_traffic import PeerLink
 from shapestream.serving.served_models import ServedModel
 from shapestream.settings import ServerSettings
@@ -148,12 +149,17 @@ class Callers:
 
 
 class ClientSession(PeerLink):
-    """One client's session. Its credit limits its requests without a terminal reply, and their bytes."""
+    """One client's session. Its credit limits its requests without a terminal reply, and their bytes.
+
+    A request that was granted counts its bytes in its grant alone.
+    """
 
     __slots__ = (
         "answered",
+        "asks_first",
         "client",
         "clock",
+        "grants",
         "heard_by",
         "held_bytes",
         "key_use",
@@ -184,7 +190,11 @@ class ClientSession(PeerLink):
         self.running: dict[int, RequestRecord] = {}
         """Unanswered requests by sequence number."""
         self.held_bytes = 0
-        """Bytes of the tensors of `running`."""
+        """Bytes of the tensors of `running`, without those that were granted."""
+        self.asks_first = False
+        """Whether the client asks before it sends a large request."""
+        self.grants: dict[int, Grant] = {}
+        """The grants of this session by sequence number, from the question to the terminal reply."""
         self.clock = PeerClock()
         """The client's clock, by which its deadlines count."""
         self.questions = 0
@@ -201,6 +211,9 @@ class ClientSession(PeerLink):
         """Count an admitted request."""
         nbytes = record.nbytes
         self.running[record.sequence] = record
+        if self.grants and (grant := self.grants.get(record.sequence)) is not None:
+            grant.use()
+            nbytes = 0
         self.held_bytes += nbytes
         for use in (self.key_use, record.caller):
             if use is not None:
@@ -211,11 +224,28 @@ class ClientSession(PeerLink):
         """Remove a request, which has its terminal reply."""
         nbytes = record.nbytes
         del self.running[record.sequence]
+        if self.grants and (grant := self.grants.pop(record.sequence, None)) is not None:
+            grant.end()
+            nbytes = 0
         self.held_bytes -= nbytes
         for use in (self.key_use, record.caller):
             if use is not None:
                 use.requests -= 1
                 use.held_bytes -= nbytes
+
+    def give_back(self, sequence: int) -> bool:
+        """End the grant of a request that is not here, and will not come. Tell whether there was one."""
+        grant = self.grants.get(sequence)
+        if grant is None or grant.state is GrantState.USED:
+            return False
+        del self.grants[sequence]
+        grant.end()
+        return True
+
+    def give_all_back(self) -> None:
+        """End the grants of all requests that are not here: their client, or its connection, is gone."""
+        for sequence in list(self.grants):
+            self.give_back(sequence)
 
     def __repr__(self) -> str:
         return f"<session {self.label}: {len(self.running)} running, {self.held_bytes} bytes>"
@@ -224,16 +254,21 @@ class ClientSession(PeerLink):
 class Sessions:
     """All sessions, by routing id and by client id, and their limits."""
 
-    def __init__(self, settings: ServerSettings, kept: KeptReplies) -> None:
+    def __init__(self, settings: ServerSettings, kept: KeptReplies, room: RequestRoom) -> None:
         self._kept = kept
         self._max_sessions = settings.max_clients
         self._max_per_key = settings.max_clients - settings.max_clients // PLACES_PER_KEY
+        self.room = room
+        """Bytes of requests that are let in."""
+        self.grants = Grants(self.room.grants, self.room.largest, settings.max_queued_requests)
+        self.askers = 0
+        """Sessions whose clients ask before they send a large request."""
         self._window_requests = settings.window_requests
-        self._window_bytes = settings.window_bytes
+        self._window_bytes = self.room.unasked
         self._key_requests = settings.windows_per_key * settings.window_requests
-        self._key_bytes = settings.windows_per_key * settings.window_bytes
+        self._key_bytes = settings.windows_per_key * self._window_bytes
         self._caller_requests = max(1, settings.window_requests // CREDIT_PER_CALLER)
-        self._caller_bytes = settings.window_bytes // CREDIT_PER_CALLER
+        self._caller_bytes = self._window_bytes // CREDIT_PER_CALLER
         self._keys: dict[str, Use] = {}
         """Every key that was ever used here. The operator's lists of keys limit their number."""
         self._numbers = count()
@@ -249,7 +284,7 @@ class Sessions:
         return len(self.by_client)
 
     def excess(self, session: ClientSession, caller: Use | None, nbytes: int) -> str | None:
-        """Name the limit that one more request of `nbytes` bytes exceeds; None if it exceeds none.
+        """Name the limit that one more request of `nbytes` bytes exceeds; None if it exceeds none. Granted bytes are 0 here.
 
         A caller may always have one request, of any size that a client may send.
         """
@@ -303,14 +338,31 @@ class Sessions:
     def _is_at_cap(self, use: Use | None) -> bool:
         return use is not None and use.sessions >= self._max_per_key
 
+    def asks_first(self, session: ClientSession) -> None:
+        """Note that this client asks before it sends a large request."""
+        if not session.asks_first:
+            session.asks_first = True
+            self.askers += 1
+
+    @property
+    def asker_window_bytes(self) -> int:
+        """The window of each client that asks first: an equal part for each, by the next power of two of their number.
+
+        So the windows change seldom. No window is smaller than the largest request that needs no grant.
+        """
+        parts = 1 << max(0, self.askers - 1).bit_length()
+        return min(self._window_bytes, max(UNASKED_BYTES, self.room.unasked // parts))
+
     def move(self, session: ClientSession, peer: bytes) -> None:
         """Bind the session to another connection of its client. The old one is forgotten."""
+        session.give_all_back()
         self.by_peer.pop(session.heard_by, None)
         session.peer = session.heard_by = peer
         self.by_peer[peer] = session
 
     def detach(self, session: ClientSession) -> None:
         """Keep the session without a connection. Messages to it are dropped; its unread messages are still served."""
+        session.give_all_back()
         session.peer = None
         session.outgoing.clear()
 
@@ -320,6 +372,7 @@ class Sessions:
         self.by_peer.pop(session.heard_by, None)
         if self.by_client.pop(session.client, None) is not None:
             self._kept.left(session.client)
+            self.askers -= session.asks_first
             if session.key_use is not None:
                 session.key_use.sessions -= 1
 
@@ -371,6 +424,11 @@ class ClientReplies:
         """
         kept = self.replies[sequence]
         return kept.reply if kept.known_by == known_by else None
+
+    def last_reply_to(self, sequence: int) -> ResultEntry | Failure | None:
+        """Return the reply to the request with this number; None if it is no longer kept."""
+        kept = self.replies.get(sequence)
+        return None if kept is None else kept.reply
 
     def pass_by(self, sequence: int) -> None:
         """Count this number, and those below it, as answered."""

@@ -140,6 +140,10 @@ class WorkerPort:
             return DEAR + (item.slots if type(item) is WorkerHello else 0)
         return 1
 
+    def granted_bytes(self, peer: bytes) -> int:
+        """Return 0: reports are not granted."""
+        return 0
+
     def end_turn(self, now: float) -> None:
         """Hand on the reports of this turn together, and send what became ready."""
         self._workers.hand_on_reports(now)

@@ -408,7 +408,8 @@ class ServerStatistics:
     failures: Counter[str] = _numbers("Failed requests by code.", told=True)
     overloaded: Counter[str] = _numbers(
         "Requests refused as overloaded, by the bound that they met: those of the queue (queue, queue_seconds), the "
-        "client's share of it (client_share, model_share), the request's deadline, or its client's credit.",
+        "client's share of it (client_share, model_share), the request's deadline, its client's credit, or the memory for "
+        "large requests.",
         "requests_overloaded_total",
         "cause",
         at_first=Overload,

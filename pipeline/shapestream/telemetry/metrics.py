@@ -269,7 +269,7 @@ _COMPUTED: tuple[Metric, ...] = (
     _one("requests_pending", "Requests without an answer.", lambda seen: seen.pending, "unfinished"),
     _one(
         "requests_pending_bytes",
-        "Bytes of the tensors of requests without an answer.",
+        "Bytes of the tensors of requests without an answer, and of those that clients may send now.",
         lambda seen: seen.pending_bytes,
     ),
     _of_queue("requests_queued", "Requests in the queue.", lambda model: model.queued),

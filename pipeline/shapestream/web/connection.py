@@ -231,6 +231,8 @@ class HttpConnection:
                 pass
         except HttpError as error:
             self._enter(ConnectionPhase.WRITING, math.inf)
+            # Its frames would hold what has come of the body, which is counted no more, until the peer has read the answer.
+            error.__traceback__ = error.__context__ = None
             await self._refuse(error)
         else:
             self._enter(ConnectionPhase.WRITING, math.inf)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
+from shapestream.web.quotas import held_at_most
 from shapestream_engine.layout import value
 
 Buffer = bytes | bytearray | memoryview
@@ -84,7 +85,8 @@ class HttpLimits:
     """Bytes of a body, before and after its content coding is undone (413)."""
     most_bodies: int = 8
     """All connections hold at most the bytes of so many of the largest bodies, in bodies and in answers that are not written
-    yet: by default 512 MiB, what a client of the server may have unanswered. `Quotas` says what a caller may hold of them
+    yet: by default 512 MiB, what a client of the server may have unanswered, or an eighth of the memory if that is less and
+    has room for one body. `Quotas` says what a caller may hold of them
     (429). Bodies that arrive with their head, and answers, of less than 64 KiB do not count, nor do streams."""
     max_connection_s: float = inf
     """Age of a connection, a tenth more or less, from which its next answer is its last. Then its peer may find another
@@ -100,5 +102,5 @@ class HttpLimits:
 
     @property
     def max_held_bytes(self) -> int:
-        """Return the most bytes of bodies that all connections hold together."""
-        return self.most_bodies * self.max_body_bytes
+        """Return the most bytes of bodies and answers that all connections hold together."""
+        return held_at_most(self.most_bodies, self.max_body_bytes)

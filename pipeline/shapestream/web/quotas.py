@@ -14,8 +14,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import cache
 
 from shapestream.errors import Overloaded
+from shapestream_engine.machine import memory_bytes
+
+HELD_PARTS = 8
+"""A port's bodies and answers hold one of so many parts of the memory at most. The server and each gateway count by
+themselves: a server with two gateways, whose bodies it gets, lets in three eighths."""
+
+
+def held_at_most(most: int, largest: int, memory: int | None = None) -> int:
+    """Return the bytes that a port may hold: those of `most` of the `largest` pieces, if the memory has room for them.
+
+    One piece is always held. `memory`: bytes; None for those that this process may use.
+    """
+    return max(largest, min(most * largest, (_memory() if memory is None else memory) // HELD_PARTS))
+
+
+@cache
+def _memory() -> int:
+    """Return the bytes of memory that this process may use, read once: the bound is asked for at each body."""
+    return memory_bytes()
 
 
 class BeyondQuota(Overloaded):

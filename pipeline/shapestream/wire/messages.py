@@ -33,6 +33,8 @@ from shapestream_engine.layout import Tensors, value
 
 PROTOCOL_VERSION = 1
 """The version of messages, which each of them begins with."""
+GRANTS_VERSION = 1
+"""The version of what clients and the server say of grants: `AsksFirst` tells it."""
 WORKER_PROTOCOL = 4
 """The version of what a server and its workers say to each other: `WorkerHello` tells it."""
 
@@ -188,6 +190,25 @@ class AcknowledgeAudit(Entry):
     model: str
 
 
+@entry(30, Role.SERVER_OF_CLIENTS)
+class AsksFirst(Entry):
+    """The client asks before it sends a large request. It says so behind each `Hello`; answered by `GrantBounds`."""
+
+    version: int
+    """`GRANTS_VERSION` of the client."""
+
+
+@entry(32, Role.SERVER_OF_CLIENTS)
+class Ask(Entry):
+    """Asks to send the request with this number; answered by `Granted`, or by the request's own `Failure`."""
+
+    sequence: int
+    nbytes: int
+    """Bytes of the request's tensors."""
+    remaining_ms: int | None
+    """As that of `RequestEntry`."""
+
+
 # ---------------------------------------------------------------- server -> client
 
 
@@ -268,6 +289,22 @@ class Explanation(Entry):
 
     question: int
     values: dict[str, Any]
+
+
+@entry(31, Role.CLIENT)
+class GrantBounds(Entry):
+    """Answers `AsksFirst`: requests of more than `unasked_bytes` bytes of tensors are asked for, from now on."""
+
+    unasked_bytes: int
+    most_bytes: int
+    """Bytes of the largest request that is ever granted."""
+
+
+@entry(33, Role.CLIENT)
+class Granted(Entry):
+    """Answers `Ask`: the request with this number may be sent now. Its bytes count in no window."""
+
+    sequence: int
 
 
 # ---------------------------------------------------------------- worker -> server

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tests.entries import (
+    AsksFirst,
     Clock,
     Entry,
     Failure,
@@ -56,8 +57,8 @@ class Bench:
         return turn
 
     def sent(self) -> list[Entry]:
-        """What this turn sends, besides what the clock shows."""
-        return [entry for entry in self.turn().entries if not isinstance(entry, Clock)]
+        """What this turn sends, besides what the clock shows, and what comes with each `Hello`."""
+        return [entry for entry in self.turn().entries if not isinstance(entry, Clock | AsksFirst)]
 
     def receive(self, *entries: Entry) -> None:
         """The server says something."""

@@ -8,11 +8,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.entries import (
+    Ask,
+    AsksFirst,
     Cancel,
     Credit,
     Entry,
     Failure,
     Goodbye,
+    GrantBounds,
+    Granted,
     Hello,
     ModelOpened,
     OpenModel,
@@ -34,6 +38,8 @@ from shapestream_engine.layout import Tensors
 TENSORS = Tensors(layout=(), buffers=())
 SETTINGS = LinkSettings(greeting_s=1, silence_s=4, rest_s=0.5, unavailable_after_s=1e6)
 SIGNATURES: dict[str, dict[str, Any]] = {"m": {"name": "m"}, "once": {"name": "once", "idempotent": False}}
+UNASKED, MOST = 60, 110
+"""Bytes of the largest request that is not asked for, and of the largest that is granted. Some have more."""
 
 
 class AnyServer(RuleBasedStateMachine):
@@ -59,6 +65,12 @@ class AnyServer(RuleBasedStateMachine):
         self.draining = False
         self.given_to: dict[int, int] = {}
         """The epoch whose server accepted a request that may not run twice."""
+        self.granting = False
+        """Whether the server grants to those that greet it from now on."""
+        self.asked: dict[int, bool] = {}
+        """The requests that were asked for and have not come, by number, and whether they are granted."""
+        self.must_ask = False
+        """Whether this connection was told to ask."""
 
     # ------------------------------------------------------------ the shell
 
@@ -84,6 +96,8 @@ class AnyServer(RuleBasedStateMachine):
         """What a server does at once; results wait for a rule."""
         if isinstance(entry, Hello):
             self.known = True
+            self.must_ask = False
+            self.asked.clear()
             self.hear(
                 Welcome(
                     epoch=bytes([self.epoch % 256]),
@@ -94,12 +108,28 @@ class AnyServer(RuleBasedStateMachine):
             )
         elif not self.known:
             self.hear(Unknown())
+        elif isinstance(entry, AsksFirst):
+            self.must_ask = self.granting
+            if self.granting:
+                self.hear(GrantBounds(unasked_bytes=UNASKED, most_bytes=MOST))
+        elif isinstance(entry, Ask):
+            assert self.must_ask
+            assert UNASKED < entry.nbytes <= MOST
+            assert entry.sequence not in self.asked
+            if self.draining:
+                self.hear(failure(entry.sequence, "draining"))
+            else:
+                self.asked[entry.sequence] = False
         elif isinstance(entry, OpenModel):
             number = 2 * self.number + (entry.name == "once")
             self.hear(ModelOpened(name=entry.name, number=number, signature=SIGNATURES[entry.name]))
         elif isinstance(entry, RequestEntry):
             assert self.number == entry.model // 2
             assert entry.remaining_ms is None or entry.remaining_ms >= 1
+            granted = self.asked.pop(entry.sequence, None)
+            ticket = self.session.in_flight.tickets[entry.sequence]
+            assert isinstance(ticket, RequestTicket)
+            assert granted is (True if self.must_ask and ticket.nbytes > UNASKED else None)
             if self.draining and entry.sequence not in self.at_server:
                 self.hear(failure(entry.sequence, "draining"))
                 return
@@ -107,7 +137,8 @@ class AnyServer(RuleBasedStateMachine):
                 assert self.epoch == self.given_to.setdefault(entry.sequence, self.epoch), "it may run twice"
             self.at_server[entry.sequence] = entry
         elif isinstance(entry, Cancel):
-            if self.at_server.pop(entry.sequence, None) is not None:
+            known = self.at_server.pop(entry.sequence, None), self.asked.pop(entry.sequence, None)
+            if known != (None, None):
                 self.hear(failure(entry.sequence, "cancelled"))
         elif isinstance(entry, StatisticsRequest):
             self.hear(StatisticsEntry(values={}))
@@ -167,6 +198,24 @@ class AnyServer(RuleBasedStateMachine):
             self.withdrawn.append(ticket)
             self.session.cancel(ticket)  # type: ignore[arg-type]  # no end of a stream is in there
 
+    @rule()
+    def begin_or_cease_to_grant(self) -> None:
+        """The next greeting meets a newer server, or an older one."""
+        self.granting = not self.granting
+
+    @precondition(lambda self: self.connected and self.known and False in self.asked.values())
+    @rule(data=st.data(), refuses=st.booleans())
+    def grant(self, data: st.DataObject, refuses: bool) -> None:
+        """The server has memory for one request, in any order, or will not have it in time."""
+        waiting = sorted(sequence for sequence, granted in self.asked.items() if not granted)
+        sequence = data.draw(st.sampled_from(waiting))
+        if refuses:
+            del self.asked[sequence]
+            self.hear(failure(sequence, "overloaded"))
+        else:
+            self.asked[sequence] = True
+            self.hear(Granted(sequence=sequence))
+
     @precondition(lambda self: self.connected and self.at_server)
     @rule(data=st.data(), fails=st.booleans())
     def answer(self, data: st.DataObject, fails: bool) -> None:
@@ -191,6 +240,9 @@ class AnyServer(RuleBasedStateMachine):
     def drain(self, hands_back: bool) -> None:
         """The server takes nothing new, and perhaps hands back what did not run."""
         self.draining = True
+        for sequence in sorted(sequence for sequence, granted in self.asked.items() if not granted):
+            del self.asked[sequence]
+            self.hear(failure(sequence, "draining"))
         if hands_back:
             for sequence in sorted(self.at_server):
                 if self.at_server.pop(sequence).model % 2:
@@ -210,6 +262,7 @@ class AnyServer(RuleBasedStateMachine):
         """The server forgets this client, or is another process from now on."""
         self.known = False
         self.at_server.clear()
+        self.asked.clear()
         if new_process:
             self.epoch += 1
             self.number += 1
@@ -248,6 +301,9 @@ class AnyServer(RuleBasedStateMachine):
                 self.connected = True
                 self.session.connected(self.now)
             self.turn()
+            for sequence in sorted(self.asked):
+                self.asked[sequence] = True
+                self.hear(Granted(sequence=sequence))
             for sequence in sorted(self.at_server):
                 del self.at_server[sequence]
                 self.hear(result_of(sequence, TENSORS))

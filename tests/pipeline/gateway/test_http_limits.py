@@ -249,6 +249,21 @@ def test_a_promised_body_takes_no_memory() -> None:
     serve(play)
 
 
+@served(caller_of=by_header, max_body_bytes=8 * MIB, most_bodies=1)
+async def test_a_body_that_is_refused_while_it_comes_is_kept_no_longer(site: Site) -> None:
+    """Its connection stays until the peer has read the answer; what had come of it is counted no more, and is gone."""
+    tracemalloc.start()
+    try:
+        for head in (head_of("one", 8_000_000), head_of("one") + b"7a1200\r\n"):
+            peer = await site.connect()
+            before, _ = tracemalloc.get_traced_memory()
+            await peer.sent_and_read(head + b"a" * 5_000_000)
+            assert 429 == (await peer.answer()).status
+            assert tracemalloc.get_traced_memory()[0] - before < 2_000_000
+    finally:
+        tracemalloc.stop()
+
+
 @served()
 async def test_an_idle_connection_keeps_no_body(site: Site) -> None:
     """Neither that of its last request nor that of its last answer, nor what came in chunks."""

@@ -16,7 +16,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 import shapestream
 from shapestream.gateway.routes import Routes
 from shapestream.testing import MemoryEndpoint, ScriptedModel, ScriptedServer, identity_signature
-from shapestream.web.quotas import BeyondQuota, Quotas
+from shapestream.web.quotas import BeyondQuota, Quotas, held_at_most
 from shapestream.web.tokens import Tokens
 
 
@@ -35,6 +35,19 @@ def test_each_caller_gets_half_of_what_those_before_it_leave(callers: int, parts
     """Where each takes as much as it can, one after the other."""
     quotas = Quotas(lambda: 120, "things")
     assert parts == [taken(quotas, str(number)) for number in range(callers)]
+
+
+@pytest.mark.parametrize(
+    ("memory", "expected"),
+    [
+        pytest.param(64 << 30, 512 << 20, id="a large machine"),
+        pytest.param(900_000_000, 112_500_000, id="a container"),
+        pytest.param(256 << 20, 64 << 20, id="no room for one"),
+    ],
+)
+def test_bodies_are_bounded_by_the_memory_too(memory: int, expected: int) -> None:
+    """Eight of 64 MiB, an eighth of the memory, or one."""
+    assert expected == held_at_most(8, 64 << 20, memory)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 40), st.booleans()), max_size=60))

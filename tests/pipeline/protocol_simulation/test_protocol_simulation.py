@@ -14,6 +14,8 @@ from tests.pipeline.protocol_simulation.defects import DEFECTS, PLAN
 from tests.pipeline.protocol_simulation.plan import Kind, Plan, calm_plans, harmful_plans, plans
 from tests.pipeline.protocol_simulation.world import play
 
+from shapestream.serving import client_port, grants, server, sessions
+
 LOOKING = "SIMULATION_EXAMPLES" in os.environ
 EXAMPLES = int(os.environ.get("SIMULATION_EXAMPLES", "80"))
 
@@ -26,6 +28,7 @@ thorough = settings(
     suppress_health_check=list(HealthCheck),
 )
 half_as_many = settings(thorough, max_examples=max(1, EXAMPLES // 2))
+a_quarter = settings(thorough, max_examples=max(1, EXAMPLES // 4))
 a_few = settings(thorough, max_examples=5)
 
 
@@ -49,6 +52,17 @@ def test_where_nothing_goes_wrong(plan: Plan) -> None:
 def test_whatever_goes_wrong(plan: Plan) -> None:
     """The same, with as many runs as faults excuse; and after the last fault everything ends within bounded time."""
     kept(plan)
+
+
+@a_quarter
+@given(plans)
+def test_whatever_goes_wrong_where_there_is_little_memory(plan: Plan) -> None:
+    """Requests of more than 64 bytes are asked for, and two of the largest fit into the server's memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (grants, sessions, client_port):
+            patch.setattr(module, "UNASKED_BYTES", 64)
+        patch.setattr(server, "memory_bytes", lambda: 1200 * grants.MEMORY_PARTS)
+        kept(plan)
 
 
 @half_as_many

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.held import held
 from tests.pipeline.scheduling.seen import Failed, Started
 from tests.pipeline.scheduling.stage import Stage
 
 from shapestream.scheduling.deadlines import SAFETY
+from shapestream.scheduling.events import Arrival
 
 
 @pytest.fixture
@@ -263,3 +265,16 @@ def test_what_arrives_together_is_let_in_together_where_slots_are_free(stage):
     stage.measured_slots(*range(8))
     stage.arrive((1, 4), (1, 4), (1, 4), deadline=0.13)
     assert [(1,), (2,), (3,)] == stage.starts()
+
+
+def test_a_request_that_has_ended_is_not_held(stage):
+    """Its tensors would stay with it, for as long as one with an earlier deadline runs, and others wait."""
+    stage.model(max_batch=1)
+    stage.measured_slots(0, 1)
+    stage.arrive((1, 4), deadline=50.0)
+    for _ in range(20):
+        stage.arrive((1, 4), deadline=100.0)
+        stage.finish(stage.started[-1], at=stage.now + 0.1)
+    assert 20 == len(stage.ends)
+    living = [thing for thing in held(stage.scheduler) if isinstance(thing, Arrival) and thing.id > 0]
+    assert [1] == [arrival.id for arrival in living]

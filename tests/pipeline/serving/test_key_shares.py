@@ -12,6 +12,7 @@ from tests.pipeline.serving.protected_server import ALICE, BOB, Place, serving
 from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
+from shapestream.serving.grants import room_of
 from shapestream.serving.served_models import ServedModel
 from shapestream.serving.sessions import ClientSession, KeptReplies, RequestRecord, Sessions
 from shapestream.settings import ServerSettings
@@ -128,7 +129,9 @@ async def test_one_key_cannot_take_every_place() -> None:
 def table(**options: int) -> Sessions:
     """Of a server with these options."""
     kept = KeptReplies(max_bytes=1, max_age_s=1.0, max_replies=1, now=0.0)
-    return Sessions(ServerSettings(**options), kept)
+    settings = ServerSettings(**options)
+    room = room_of(1 << 40, settings.max_queued_bytes, settings.window_bytes)
+    return Sessions(settings, kept, room)
 
 
 def opened(sessions: Sessions, name: str, key: str | None, heard_at: float = 0.0) -> ClientSession:

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from shapestream.wire.messages import (
     AcknowledgeAudit,
+    Ask,
+    AsksFirst,
     BatchDone,
     BatchFailedEntry,
     Cancel,
@@ -19,6 +21,8 @@ from shapestream.wire.messages import (
     Execute,
     Failure,
     Goodbye,
+    GrantBounds,
+    Granted,
     Heartbeat,
     Hello,
     ModelOpened,
@@ -120,6 +124,8 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
         st.builds(StatisticsRequest),
         st.builds(AcknowledgeAudit, model=names),
         st.builds(Credit, window_requests=integers, window_bytes=integers),
+        st.builds(AsksFirst, version=integers),
+        st.builds(Ask, sequence=integers, nbytes=integers, remaining_ms=remaining),
     ],
     Role.CLIENT: [
         st.builds(Heartbeat),
@@ -145,6 +151,8 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
         ),
         st.builds(Credit, window_requests=integers, window_bytes=integers),
         st.builds(StatisticsEntry, values=plain_maps),
+        st.builds(GrantBounds, unasked_bytes=integers, most_bytes=integers),
+        st.builds(Granted, sequence=integers),
     ],
     Role.SERVER_OF_WORKERS: [
         st.builds(Heartbeat),

@@ -15,8 +15,13 @@ from shapestream import errors
 from shapestream.wire import limits, messages
 from shapestream.wire.codec import decode, encode
 from shapestream.wire.messages import (
+    GRANTS_VERSION,
+    Ask,
+    AsksFirst,
     Entry,
     Failure,
+    GrantBounds,
+    Granted,
     Hello,
     OpenModel,
     RequestEntry,
@@ -81,6 +86,10 @@ EXAMPLES: dict[str, tuple[Role, list[Entry]]] = {
             )
         ],
     ),
+    "asks_first": (Role.SERVER_OF_CLIENTS, [AsksFirst(version=GRANTS_VERSION)]),
+    "bounds": (Role.CLIENT, [GrantBounds(unasked_bytes=1 << 20, most_bytes=1 << 29)]),
+    "ask": (Role.SERVER_OF_CLIENTS, [Ask(sequence=5, nbytes=48 << 20, remaining_ms=None)]),
+    "granted": (Role.CLIENT, [Granted(sequence=5)]),
     "texts": (
         Role.SERVER_OF_CLIENTS,
         [
