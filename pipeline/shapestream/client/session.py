@@ -17,6 +17,9 @@ What it promises:
 - A leaving server (`draining`) ends no request: the request waits for the next server. Where there are other addresses,
   the next is asked as soon as the leaving one has answered what it took.
 - No request runs twice where its model is not idempotent: one that an earlier server may have run ends as `worker_lost`.
+- A request that ends the server that runs it does not end all of them. What a server had that vanished, without a word that
+  it leaves, is sent again as a suspect. The next server runs suspects one by one, and says so before (`RunsAlone`). If it
+  vanishes then, that request alone may be to blame; after `MOST_LOSSES` of these losses it ends as `poisoned`.
 - A model that no ticket asked for is not listened to, or a server could fill this client's memory.
 
 What it does not do: it reads no tensors, knows nothing of streams, and does not open connections. It asks for a new one
@@ -69,6 +72,7 @@ from shapestream.errors import (
     Cancelled,
     DeadlineExceeded,
     Draining,
+    Poisoned,
     RequestError,
     Unavailable,
     WorkerLost,
@@ -91,12 +95,14 @@ from shapestream.wire.messages import (
     OpenModel,
     RequestEntry,
     ResultEntry,
+    RunsAlone,
     StatisticsEntry,
     StatisticsRequest,
     Unknown,
     Welcome,
 )
 from shapestream.wire.peers import Liveness
+from shapestream.wire.tags import MOST_LOSSES
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,6 +136,10 @@ class Session:
         self._link = Link(settings, now)
         self.in_flight = InFlight(client)
         self._epoch: bytes | None = None
+        self._alone: int | None = None
+        """The number of the request that runs alone at the server, as that has said."""
+        self._leaves = False
+        """Whether the server of the last welcome has said that it leaves."""
         self._trouble = ""
         """The last connection's trouble, as the end of a sentence; empty after a welcome."""
         self.models: dict[str, ModelHandle] = {}
@@ -319,7 +329,12 @@ class Session:
                 asked = self.in_flight.tickets.get(-entry.question)
                 if type(asked) is StoriesTicket:
                     self.in_flight.end(asked, entry.values)
+            case RunsAlone():
+                self._alone = entry.sequence
+                if entry.sequence is not None and self._link.is_open:
+                    self._control.append(entry)
             case Goodbye():
+                self._leaves = True
                 self._link.left(now)
             case _:
                 pass  # heartbeats count as traffic; the rest is not for a client, and the codec refused it
@@ -348,6 +363,9 @@ class Session:
         self._trouble = ""
         if entry.epoch != self._epoch:
             self._give_up_what_may_have_run()
+            if not self._leaves and self.in_flight.held_at is None:
+                self._suspect_what_it_had()
+            self._alone, self._leaves = None, False
             if not self._others:  # of several servers, this one may have had higher numbers before
                 self.in_flight.highest_sent = 0
             self._epoch = entry.epoch
@@ -363,6 +381,12 @@ class Session:
             if not ticket.model.idempotent:
                 self.in_flight.abandon(ticket)
                 self.in_flight.finish(ticket, WorkerLost(_MAY_HAVE_RUN))
+
+    def _suspect_what_it_had(self) -> None:
+        """Suspect what an earlier server had that vanished; end what has been lost alone too often."""
+        for ticket in self.in_flight.suspect(self._alone):
+            self.in_flight.abandon(ticket)
+            self.in_flight.finish(ticket, Poisoned(_ENDED_SERVERS))
 
     # ------------------------------------------------------------ models, counters and the welcome
 
@@ -473,6 +497,7 @@ def _clock(now: float) -> Clock:
 _MAX_RENEWALS = 3
 _CHANGED = "the server restarted with another signature for this model, or without it; submit again"
 _DRAINED = "the server is leaving and takes nothing new, and no other has taken its place"
+_ENDED_SERVERS = f"{MOST_LOSSES} servers vanished while they ran this request, and nothing else"
 _MAY_HAVE_RUN = (
     "the server was replaced while it had this request; whether it ran is not known, and this model's requests are never "
     "run twice"

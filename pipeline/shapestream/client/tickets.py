@@ -46,7 +46,17 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from shapestream.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError, TooLarge
 from shapestream.wire.limits import MAX_NAME_CHARACTERS, MAX_PRIORITY
 from shapestream.wire.messages import RequestEntry, ResultEntry
-from shapestream.wire.tags import CALLER, REQUEST_ID, TRACEPARENT, TRACESTATE, can_be_sent, rule_of, trace_id
+from shapestream.wire.tags import (
+    CALLER,
+    MOST_LOSSES,
+    REQUEST_ID,
+    TRACEPARENT,
+    TRACESTATE,
+    can_be_sent,
+    rule_of,
+    trace_id,
+    with_losses,
+)
 from shapestream_engine.layout import Tensors
 
 NEVER_S = 1e9
@@ -116,6 +126,8 @@ class RequestTicket(Ticket):
     """The time of the last sending, by the core's clock."""
     may_have_run: bool = field(default=False, init=False)
     """A server was given it, and has not said that it takes nothing new: also while it waits to be sent there again."""
+    losses: int | None = field(default=None, init=False)
+    """Servers that vanished while it ran there alone, as they had said; None: no server vanished that had it."""
     abandoned: bool = field(default=False, init=False)
     """Sent, and withdrawn since; it holds its share of the window until the terminal reply."""
 
@@ -475,6 +487,20 @@ class InFlight:
             ticket for ticket in self.of_kind(RequestTicket) if ticket.may_have_run and not ticket.abandoned
         ]
 
+    def suspect(self, alone: int | None) -> list[RequestTicket]:
+        """Suspect the requests that a server had which vanished, and count a loss for the one that ran `alone` there.
+
+        Return those that have been lost alone too often, which no server is to get again. They are at most one.
+        """
+        guilty = []
+        for ticket in self.of_kind(RequestTicket):
+            if ticket.id in self.waiting or ticket.abandoned:
+                continue
+            ticket.losses = (ticket.losses or 0) + (ticket.id == alone)
+            if ticket.losses >= MOST_LOSSES:
+                guilty.append(ticket)
+        return guilty
+
     def take_sendable(self, now: float, one_way_s: float) -> list[RequestEntry]:
         """Return the requests that fit into the window now, as entries; they are outstanding from here on.
 
@@ -517,7 +543,7 @@ class InFlight:
                     remaining_ms=remaining_ms,
                     priority=ticket.priority,
                     tensors=ticket.tensors,
-                    tags=ticket.tags,
+                    tags=ticket.tags if ticket.losses is None else with_losses(ticket.tags, ticket.losses),
                 )
             )
         return sendable

@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 import trio
 
-from shapestream.errors import AlreadyAnswered, Conflict, ProtocolError, RequestError, Unavailable
+from shapestream.errors import AlreadyAnswered, Conflict, Poisoned, ProtocolError, RequestError, Unavailable
 from shapestream.scheduling.events import Overload
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.ends import Egress
@@ -46,12 +46,13 @@ from shapestream.wire.messages import (
     ModelRefused,
     OpenModel,
     RequestEntry,
+    RunsAlone,
     StatisticsEntry,
     StatisticsRequest,
     Unknown,
     Welcome,
 )
-from shapestream.wire.tags import CALLER, trace_of
+from shapestream.wire.tags import CALLER, MOST_LOSSES, SUSPECT, losses_of, trace_of
 from shapestream.wire.tensor_frames import BYTES_PER_POINT, check_inputs
 from shapestream_engine.errors import ShapeError
 
@@ -59,6 +60,7 @@ log = structlog.get_logger()
 
 MOST_QUESTIONS = 16
 """Largest number of unanswered questions for stories of one session."""
+_ENDED_SERVERS = "each of the servers that ran it alone has vanished meanwhile"
 _CONFLICT = "use a number once: another request of this client has it"
 
 
@@ -198,6 +200,8 @@ class ClientPort:
             case Goodbye():
                 self._egress.kept.drop(session.answered)  # the client will send nothing again
                 self._end(session, "goodbye", now)
+            case RunsAlone():
+                self._dispatcher.lone_run_known(session, entry.sequence, now)
             case Credit():
                 session.clock.repeated()
             case _:
@@ -276,6 +280,12 @@ class ClientPort:
             text = f"{nbytes} bytes in one request; this server takes at most {most}"
             self._fail(session, sequence, "too_large", text, entry.tags)
             return DEAR
+        losses = losses_of(entry.tags)
+        if losses is not None:
+            if losses >= MOST_LOSSES:
+                self._fail(session, sequence, Poisoned.code, _ENDED_SERVERS, entry.tags)
+                return DEAR
+            self._log_suspect(session, sequence, model, losses)
         caller = None if entry.tags is None else self._caller(peer, session, entry.tags)
         if (excess := self.sessions.excess(session, caller, nbytes)) is not None:
             self._statistics.overloaded[Overload.CREDIT] += 1
@@ -300,6 +310,7 @@ class ClientPort:
             nbytes=nbytes,
             deadline=None if remaining_ms is None else self._deadline(session, remaining_ms, now),
             priority=entry.priority,
+            suspect=losses is not None and session.names_suspects,
             session=session,
             sequence=sequence,
             served=model,
@@ -313,6 +324,18 @@ class ClientPort:
         self._statistics.requests += 1
         self._arrived.append(record)
         return price
+
+    def _log_suspect(self, session: ClientSession, sequence: int, model: ServedModel, losses: int) -> None:
+        if (like_it_before := self._limit.admit(SUSPECT, trio.current_time())) is not None:
+            log.warning(
+                "suspect arrived",
+                client=session.label,
+                sequence=sequence,
+                model=model.name,
+                why="a server vanished while it had this request",
+                lost_alone=losses,
+                like_it_before=like_it_before,
+            )
 
     def _caller(self, peer: bytes, session: ClientSession, tags: dict[str, str]) -> Use | None:
         """Return the caller that a gateway names, for whom the request counts; None if it counts for its session.
@@ -454,6 +477,7 @@ class ClientPort:
         While the port has unread messages no session counts as silent, since they may be its own.
         """
         self._egress.kept.expire(now)
+        self._dispatcher.lone_run_overdue(now)
         read_empty = self._socket.drained  # only then is a quiet client silent, and not just unread
         for session in self.sessions:
             if read_empty and now - session.heard_at > self._settings.client_silence_s:

@@ -1,0 +1,132 @@
+"""Requests that end the server's own process, and kills that no request is to blame for, in real processes.
+
+The model runs in the server's process, so nothing on its machine says which request ended it: the client finds it out.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.e2e.conftest import PATIENCE_S, Served, Workplace, alive, until
+from tests.e2e.importable.poisonous import EXIT
+from tests.e2e.poison import ENDS
+
+from shapestream import blocking
+from shapestream.client.opened_models import Failed
+
+pytestmark = pytest.mark.e2e
+
+IN_SERVER = """\
+    server: {{listen: [ipc://{name}.sock], heartbeat_s: 0.2}}
+    models:
+      - name: poisonous
+        function: poisonous:double
+        inputs: {{x: {{shape: "batch:1..8, n:1..64", element_type: f32}}}}
+        outputs: {{y: {{shape: "batch, n", element_type: f32, rule: rows}}}}
+        batching: {{max_batch: {max_batch}}}
+        idempotent: {idempotent}
+        trust: true
+        calibration_s: 0
+    in_process: true
+"""
+HARMLESS = range(50)
+"""The numbers of the requests beside a poison."""
+
+
+def serve(workplace: Workplace, name: str, *, idempotent: bool = True) -> Served:
+    """Start a server of this name whose model runs in its own process."""
+    text = IN_SERVER.format(name=name, idempotent=str(idempotent).lower(), max_batch=8 if idempotent else 1)
+    return workplace.serve(workplace.write(text, f"{name}.yaml"))
+
+
+def address(workplace: Workplace, name: str) -> str:
+    """Return the address of the server of this name, whether it is there or not."""
+    return f"ipc://{workplace.folder}/{name}.sock"
+
+
+def row(value: float) -> dict[str, Any]:
+    """Return the inputs of a request."""
+    return {"x": np.full((1, 3), value, np.float32)}
+
+
+def ends_of(client: blocking.Client, values: list[int]) -> dict[int, object]:
+    """Return how each request ended, by its number: the first number of its result, or the code of its error."""
+    ends: dict[int, object] = {}
+    with client.stream("poisonous", [row(value) for value in values], on_error="yield") as results:
+        for value, result in zip(values, results, strict=True):
+            ends[value] = result.error.code if isinstance(result, Failed) else float(result["y"][0, 0])
+    return ends
+
+
+@contextmanager
+def restarted(workplace: Workplace, name: str, **options: Any) -> Iterator[list[Served]]:
+    """Start a server of this name, and another one whenever it has ended, as systemd does. Yields all of them so far."""
+    servers = [serve(workplace, name, **options)]
+    over = threading.Event()
+
+    def restart() -> None:
+        while not over.is_set():
+            if not alive(servers[-1].pid):
+                servers.append(serve(workplace, name, **options))
+            over.wait(0.02)
+
+    thread = threading.Thread(target=restart)
+    thread.start()
+    try:
+        yield servers
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_poison_does_not_end_every_server_that_its_client_knows(workplace: Any) -> None:
+    """Of three servers two end; it alone is `poisoned`, and the last server answers all others."""
+    names = ("one", "two", "three")
+    servers = [serve(workplace, name) for name in names]
+    values = [*HARMLESS[:20], EXIT, *HARMLESS[20:]]
+    with blocking.connect([address(workplace, name) for name in names], unavailable_after=10) as client:
+        ends = ends_of(client, values)
+    assert {value: 2.0 * value for value in HARMLESS} | {EXIT: "poisoned"} == ends
+    assert 2 == sum(not alive(server.pid) for server in servers)
+
+
+def test_a_poison_ends_a_server_that_is_started_again_three_times_at_most(workplace: Any) -> None:
+    """It ends it once among others, and twice alone; all others are answered."""
+    values = [*HARMLESS[:20], EXIT, *HARMLESS[20:]]
+    with restarted(workplace, "one") as servers, blocking.connect(address(workplace, "one")) as client:
+        ends = ends_of(client, values)
+        until("another server", lambda: alive(servers[-1].pid), PATIENCE_S)
+    assert {value: 2.0 * value for value in HARMLESS} | {EXIT: "poisoned"} == ends
+    assert [ENDS[EXIT]] * 3 == [server.wait() for server in servers[:-1]]
+
+
+def test_a_poison_that_must_not_run_twice_ends_one_server(workplace: Any) -> None:
+    """Nothing that the server had is sent again, so it is lost with it; nothing else ever ends."""
+    with restarted(workplace, "one", idempotent=False) as servers:
+        with blocking.connect(address(workplace, "one")) as client:
+            assert {EXIT: "worker_lost"} == ends_of(client, [EXIT])
+            assert {value: 2.0 * value for value in HARMLESS} == ends_of(client, list(HARMLESS))
+    assert [ENDS[EXIT]] == [server.wait() for server in servers[:-1]]
+
+
+def test_twenty_kills_under_harmless_load_fail_nothing(workplace: Any) -> None:
+    """Each comes while suspects of the one before are about to run, or run: no request is blamed for a coincidence."""
+    kills, asked = 20, 2000
+    with restarted(workplace, "one") as servers, blocking.connect(address(workplace, "one")) as client:
+        with client.stream("poisonous", map(row, range(asked)), max_in_flight=16) as results:
+            answered = 0
+            for number, result in enumerate(results):
+                assert 2.0 * number == float(result["y"][0, 0])
+                answered += 1
+                if answered % (asked // kills // 4) == 0 and kills:
+                    kills -= 1
+                    until("a server", lambda: servers[-1].events("client joined"), PATIENCE_S)
+                    servers[-1].send(signal.SIGKILL)
+    assert (asked, 0) == (answered, kills)
+    assert [-signal.SIGKILL] * 20 == [server.wait() for server in servers[:20]]
