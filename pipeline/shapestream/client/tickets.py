@@ -64,8 +64,8 @@ NEVER_S = 1e9
 
 SETTLED_S = 5.0
 """Seconds for which a server must have been there before it gets a request of which a loss was counted: what ends servers
-every few seconds, whatever they run, hits the same request again. Of 12 kills, each 20 ms after a client with 16 requests had
-come, five blamed a request without this wait, and none with it."""
+every few seconds, whatever they run, hits the same request again. Of 12 kills, each 20 ms after a client with 16 requests
+had come, five blamed a request without this wait, and none with it."""
 
 Kind = TypeVar("Kind")
 

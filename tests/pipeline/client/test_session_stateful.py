@@ -17,6 +17,7 @@ from tests.entries import (
     ModelOpened,
     OpenModel,
     RequestEntry,
+    RunsAlone,
     StatisticsEntry,
     StatisticsRequest,
     Unknown,
@@ -28,7 +29,7 @@ from tests.pipeline.client.bench import Caller
 
 from shapestream.client.session import LinkSettings, Session
 from shapestream.client.tickets import AnyTicket, ModelHandle, OpenTicket, RequestTicket, StatisticsTicket
-from shapestream.errors import DeadlineExceeded, Draining, Unavailable, WorkerLost
+from shapestream.errors import DeadlineExceeded, Draining, Poisoned, Unavailable, WorkerLost
 from shapestream_engine.layout import Tensors
 
 TENSORS = Tensors(layout=(), buffers=())
@@ -59,6 +60,12 @@ class AnyServer(RuleBasedStateMachine):
         self.draining = False
         self.given_to: dict[int, int] = {}
         """The epoch whose server accepted a request that may not run twice."""
+        self.vanished_with: set[int] = set()
+        """The requests that a server had which vanished."""
+        self.ever_sent: set[int] = set()
+        self.alone: int | None = None
+        """The request that runs alone at the server, as it has said."""
+        self.lone_losses = 0
 
     # ------------------------------------------------------------ the shell
 
@@ -82,6 +89,11 @@ class AnyServer(RuleBasedStateMachine):
 
     def serve(self, entry: Entry) -> None:
         """What a server does at once; results wait for a rule."""
+        if isinstance(entry, RequestEntry):
+            suspect = "suspect" in (entry.tags or {})
+            assert suspect or entry.sequence not in self.vanished_with, "a server vanished with it"
+            assert not suspect or entry.sequence in self.ever_sent, "it was never sent before"
+            self.ever_sent.add(entry.sequence)
         if isinstance(entry, Hello):
             self.known = True
             self.hear(
@@ -106,6 +118,8 @@ class AnyServer(RuleBasedStateMachine):
             if entry.model % 2:
                 assert self.epoch == self.given_to.setdefault(entry.sequence, self.epoch), "it may run twice"
             self.at_server[entry.sequence] = entry
+        elif isinstance(entry, RunsAlone):
+            assert self.alone == entry.sequence, "the server has not said so"
         elif isinstance(entry, Cancel):
             if self.at_server.pop(entry.sequence, None) is not None:
                 self.hear(failure(entry.sequence, "cancelled"))
@@ -198,6 +212,14 @@ class AnyServer(RuleBasedStateMachine):
                 else:
                     self.hear(failure(sequence, "draining"))
 
+    @precondition(lambda self: self.connected and self.known and self.at_server)
+    @rule(data=st.data())
+    def run_alone(self, data: st.DataObject) -> None:
+        """The server says that a request is about to run alone, and hears that this is known."""
+        self.alone = data.draw(st.sampled_from(sorted(self.at_server)))
+        self.hear(RunsAlone(sequence=self.alone))
+        self.turn()
+
     @rule(nbytes=st.integers(50, 200), requests=st.integers(1, 5))
     def change_the_window(self, nbytes: int, requests: int) -> None:
         """The server grants more, or less."""
@@ -206,11 +228,15 @@ class AnyServer(RuleBasedStateMachine):
             self.hear(Credit(window_requests=requests, window_bytes=nbytes))
 
     @rule(new_process=st.booleans())
-    def forget(self, new_process: bool) -> None:
+    def forget(self, new_process: bool, leaves: bool = False) -> None:
         """The server forgets this client, or is another process from now on."""
+        if new_process and not self.draining and not leaves:
+            self.vanished_with |= self.at_server.keys()
         self.known = False
         self.at_server.clear()
         if new_process:
+            self.lone_losses += self.alone is not None
+            self.alone = None
             self.epoch += 1
             self.number += 1
             self.draining = False
@@ -220,7 +246,7 @@ class AnyServer(RuleBasedStateMachine):
     def leave(self) -> None:
         """The server says goodbye."""
         self.hear(Goodbye())
-        self.forget(new_process=True)
+        self.forget(new_process=True, leaves=True)
 
     @rule(seconds=st.floats(0.01, 6))
     def pass_time(self, seconds: float) -> None:
@@ -256,6 +282,8 @@ class AnyServer(RuleBasedStateMachine):
             self.now = max(self.now, min(self.session.next_wakeup(), self.now + 0.3))
         assert [] == self.open
         assert {} == self.session.in_flight.tickets
+        poisoned = sum(isinstance(ticket.outcome, Poisoned) for ticket in self.ended)
+        assert 2 * poisoned <= self.lone_losses, "a loss was counted that was none, or of another request"
         for ticket in self.ended:
             late = isinstance(ticket.outcome, DeadlineExceeded)
             assert not late or ticket.deadline is not None
