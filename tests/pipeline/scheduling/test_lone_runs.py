@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.pipeline.scheduling.seen import Failed, LoneRunTold, RecallAsked, Started
+from tests.pipeline.scheduling.stage import Stage
 
-from shapestream.scheduling.events import LoneRunKnown, RequestCancelled
+from shapestream.scheduling.events import LoneRunKnown, RequestCancelled, SlotClosing, SlotLeft
 
 
 def _told(stage) -> list[int]:
@@ -147,3 +150,85 @@ def test_nothing_is_queued_behind_what_runs_once_a_suspect_has_the_turn(stage, s
     alone = [start for start in stage.started if 4 <= start.requests[0] < 4 + suspects]
     assert [None] * suspects == [start.behind for start in alone]
     assert [] == [action for actions in stage.played for action in actions if isinstance(action, RecallAsked)]
+
+
+class _Told:
+    """Judges starts by what clients were told and have said. Slots below 3 are in the server's process."""
+
+    def __init__(self, stage) -> None:
+        self._stage = stage
+        self._seen = 0
+        self.asked: int | None = None
+        self.known = False
+
+    def judge(self, suspects: set[int]) -> None:
+        """Look at what was decided since the last call."""
+        for actions in self._stage.played[self._seen :]:
+            for action in actions:
+                if isinstance(action, LoneRunTold):
+                    assert action.id in suspects
+                    self.asked, self.known = action.id, False
+                elif isinstance(action, Started) and suspects.intersection(action.requests):
+                    assert 1 == len(action.requests)
+                    if action.slot < 3:
+                        assert (action.requests[0], True) == (self.asked, self.known)
+                        self.asked = None
+        self._seen = len(self._stage.played)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_whatever_happens_a_suspect_begins_alone_and_after_the_word_of_its_client(data):
+    """Requests come, end, are withdrawn and lost with a worker; each ends once, and the slots serve all."""
+    stage = Stage()
+    stage.model(max_batch=4)
+    stage.measured_slots(
+        0, 1, 2, worker="local", in_server=True, prefetch_s=data.draw(st.sampled_from([None, 5.0]))
+    )
+    told, suspects, submitted = _Told(stage), set(), 0
+    worker = data.draw(st.booleans())
+    if worker:
+        stage.measured_slots(3, worker="w")
+    for _ in range(data.draw(st.integers(5, 25))):
+        match data.draw(st.sampled_from(["arrive", "suspects", "finish", "know", "withdraw", "fail", "die"])):
+            case "arrive" | "suspects" as what:
+                sizes = data.draw(st.lists(st.sampled_from([(1, 4), (2, 4), (0, 4)]), min_size=1, max_size=4))
+                named = what == "suspects"
+                coming = set(range(submitted + 1, submitted + len(sizes) + 1))
+                suspects |= coming if named else set()
+                submitted += len(sizes)
+                stage.arrive(*sizes, client=data.draw(st.integers(0, 1)), suspect=named)
+            case "finish" if _running(stage):
+                stage.finish(_first(stage, data), 0.1)
+            case "know" if told.asked is not None:
+                told.known = True
+                stage.play(LoneRunKnown(id=told.asked))
+            case "withdraw" if submitted:
+                stage.play(RequestCancelled(id=data.draw(st.integers(1, submitted))))
+            case "fail" if _running(stage):
+                start = _first(stage, data)
+                stage.finished.add(start.batch)
+                stage.fail(start, data.draw(st.sampled_from(["unavailable", "model_error"])))
+            case "die" if worker:
+                worker = False
+                stage.finished.update(start.batch for start in stage.started if start.slot == 3)
+                stage.play(SlotClosing(slot=3))
+                stage.play(SlotLeft(slot=3, died=True))
+        stage.now += 0.01
+        told.judge(suspects)
+    while _running(stage) or told.asked is not None or len(stage.ends) < submitted:
+        if told.asked is not None:
+            told.known = True
+            stage.play(LoneRunKnown(id=told.asked))
+            told.asked = None if stage.last == [] else told.asked
+        if _running(stage):
+            stage.finish(min(_running(stage), key=lambda start: (start.slot, start.batch)), 0.1)
+        stage.wait(stage.now + 10.0)
+        told.judge(suspects)
+    assert set(range(1, submitted + 1)) == set(stage.ends)
+
+
+def _first(stage, data) -> Started:
+    """The batch that some slot runs."""
+    slot = data.draw(st.sampled_from(sorted({start.slot for start in _running(stage)})))
+    return min((start for start in _running(stage) if start.slot == slot), key=lambda start: start.batch)
