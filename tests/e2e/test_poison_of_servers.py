@@ -5,9 +5,12 @@ The model runs in the server's process, so nothing on its machine says which req
 
 from __future__ import annotations
 
+import http.client
+import json
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -131,3 +134,40 @@ def test_kills_under_harmless_load_fail_nothing(workplace: Any, kills: int) -> N
                     until("another server", lambda killed=killed: len(servers) > killed, PATIENCE_S)
     assert sorted((value, 2.0 * value) for value in values) == sorted(answered)
     assert [-signal.SIGKILL] * kills == [server.wait() for server in servers[:kills]]
+
+
+def ask_over_http(port: int, value: float) -> tuple[int, Any]:
+    """Return status and content of an answer that is no 503: a server that starts for long is waited for again."""
+    while True:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+        try:
+            entry = {"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [value] * 3}
+            connection.request("POST", "/v2/models/poisonous/infer", json.dumps({"inputs": [entry]}))
+            answer = connection.getresponse()
+            content = json.loads(answer.read())
+        finally:
+            connection.close()
+        if answer.status != 503:
+            return answer.status, content
+
+
+def test_a_gateway_tells_a_poison_from_what_its_other_callers_ask(workplace: Any) -> None:
+    """Its caller gets 500, at once where it asks the same again; the others get their answers."""
+    pytest.importorskip("httptools", reason="the extra [http] is not installed")
+    pytest.importorskip("orjson", reason="the extra [http] is not installed")
+    with restarted(workplace, "one") as servers:
+        gateway = workplace.start("gateway", address(workplace, "one"), "--http", "127.0.0.1:0")
+        (ready,) = gateway.wait_for("gateway ready")
+        port = int(ready["address"].rpartition(":")[2])
+        with ThreadPoolExecutor(9) as pool:
+            harmless = [pool.submit(ask_over_http, port, value) for value in range(8)]
+            status, content = pool.submit(ask_over_http, port, EXIT).result(PATIENCE_S)
+            assert (500, True) == (status, content["error"].startswith("poisoned"))
+            for value, asked in enumerate(harmless):
+                status, content = asked.result(PATIENCE_S)
+                assert (200, [2.0 * value] * 3) == (status, content["outputs"][0]["data"])
+        until("another server", lambda: alive(servers[-1].pid), PATIENCE_S)
+        ended = len(servers)
+        assert 500 == ask_over_http(port, EXIT)[0]
+        assert 200 == ask_over_http(port, 1.0)[0]
+        assert ended == len(servers)

@@ -377,7 +377,7 @@ class Session:
         if entry.epoch != self._epoch:
             self._give_up_what_may_have_run()
             if not self._leaves and self.in_flight.held_at is None:
-                self._suspect_what_it_had()
+                self._suspect_what_it_had(now)
             self._alone, self._leaves, self._welcomed_at = None, False, self._place
             if not self._others:  # of several servers, this one may have had higher numbers before
                 self.in_flight.highest_sent = 0
@@ -396,11 +396,16 @@ class Session:
                 self.in_flight.abandon(ticket)
                 self.in_flight.finish(ticket, WorkerLost(_MAY_HAVE_RUN))
 
-    def _suspect_what_it_had(self) -> None:
+    def _suspect_what_it_had(self, now: float) -> None:
         """Suspect what an earlier server had that vanished; end what has been lost alone too often."""
         for ticket in self.in_flight.suspect(self._welcomed_at, self._alone):
-            self.in_flight.abandon(ticket)
-            self.in_flight.finish(ticket, Poisoned(_ENDED_SERVERS))
+            self._poisoned(ticket, _ENDED_SERVERS, now)
+
+    def _poisoned(self, ticket: RequestTicket, why: str, now: float) -> None:
+        """End a request that ended servers, and send none that equals it for a while."""
+        self.in_flight.quarantine.keep(ticket.model.name, ticket.tensors, now)
+        self.in_flight.abandon(ticket)
+        self.in_flight.finish(ticket, Poisoned(why))
 
     def _put_off(self, now: float) -> None:
         """Let requests wait that may end this server.
@@ -410,7 +415,7 @@ class Session:
         self._look_at = math.inf
         for ticket in self.in_flight.put_off(self._place, self._others, now):
             if ticket.looked:
-                self.in_flight.end(ticket, Poisoned(_LAST_SERVER))
+                self._poisoned(ticket, _LAST_SERVER, now)
             else:
                 self._look_at = now + self._unavailable_after_s / 2
 

@@ -43,7 +43,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from shapestream.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError, TooLarge
+from shapestream.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    Poisoned,
+    RequestError,
+    TooLarge,
+)
+from shapestream.quarantine import KEEP_S, MOST_REQUESTS, Quarantine
 from shapestream.wire.limits import MAX_NAME_CHARACTERS, MAX_PRIORITY
 from shapestream.wire.messages import RequestEntry, ResultEntry
 from shapestream.wire.tags import (
@@ -133,7 +141,7 @@ class RequestTicket(Ticket):
     """A server was given it, and has not said that it takes nothing new: also while it waits to be sent there again."""
     losses: int | None = field(default=None, init=False)
     """Servers that vanished while it ran there alone, as they had said; None: no server vanished that had it."""
-    lost_at: set[int] = field(default_factory=set, init=False)
+    lost_at: frozenset[int] = field(default=frozenset(), init=False)
     """The places of the addresses where a server vanished that had it."""
     not_before: float = field(default=-math.inf, init=False)
     """When it may be sent to the present server; infinity: never, as the only one that has not vanished with it."""
@@ -378,6 +386,8 @@ class InFlight:
         self._with_deadline = 0
         self.highest_sent = 0
         """The highest sequence number that a server was sent; it may count lower ones that are new to it as answered."""
+        self.quarantine = Quarantine(MOST_REQUESTS, KEEP_S)
+        """What ended servers, and is not sent again."""
         self._last_sequence = 0
         self._last_other_id = 0
         self._finished: list[AnyTicket] = []
@@ -513,7 +523,7 @@ class InFlight:
             if ticket.id in self.waiting or ticket.abandoned:
                 continue
             ticket.losses = (ticket.losses or 0) + (ticket.id == alone)
-            ticket.lost_at.add(place)
+            ticket.lost_at |= {place}
             if ticket.losses >= MOST_LOSSES:
                 guilty.append(ticket)
         return guilty
@@ -549,7 +559,8 @@ class InFlight:
 
         `one_way_s`, the seconds of the way to the server, is taken off their deadlines.
 
-        A request that fits into no window that the server grants ends here, as does one that would be late on arrival.
+        A request that fits into no window that the server grants ends here, as does one that would be late on arrival, and
+        one that equals a request which ended servers.
         A request that other models' requests have passed gets a new number, unless a server may have run it: numbers that
         are new to a server come to it in ascending order.
         """
@@ -569,6 +580,9 @@ class InFlight:
             remaining_ms = None if deadline is None else remaining_ms_on_arrival(deadline - now, one_way_s)
             if remaining_ms == 0:
                 self.end(ticket, DeadlineExceeded(NEVER_SENT))
+                continue
+            if self.quarantine.kept and self.quarantine.holds(ticket.model.name, ticket.tensors, now):
+                self.end(ticket, Poisoned(QUARANTINED))
                 continue
             if ticket.id < self.highest_sent and not ticket.may_have_run:
                 self.remove(ticket.id)
@@ -657,3 +671,4 @@ NEVER_SENT = (
     "it was never sent: the deadline had passed already, or passed while it waited for the server to grant this client "
     "more requests or bytes"
 )
+QUARANTINED = "a request like this one ended the servers that ran it, and is not sent again for a while"

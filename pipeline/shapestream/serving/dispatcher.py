@@ -24,6 +24,7 @@ from typing import Protocol, assert_never
 import trio
 
 from shapestream.errors import Cancelled
+from shapestream.quarantine import Quarantine
 from shapestream.scheduling import events
 from shapestream.scheduling.actions import (
     Action,
@@ -55,7 +56,6 @@ from shapestream.serving.ends import (
 )
 from shapestream.serving.journal import Journal
 from shapestream.serving.port_traffic import REJOIN, Outgoing, PeerLink
-from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.served_models import ServedModel
 from shapestream.serving.sessions import ClientSession, RequestRecord
 from shapestream.serving.workers import ConnectedWorker, SlotRecord

@@ -23,7 +23,7 @@ from tests.entries import (
     Welcome,
     failure_of,
 )
-from tests.pipeline.client.bench import SETTINGS, SIGNATURE, TENSORS, Caller, result
+from tests.pipeline.client.bench import SETTINGS, SIGNATURE, Caller, numbered, result
 
 from shapestream.client.session import Session
 from shapestream.client.tickets import SETTLED_S, AnyTicket, OpenTicket, RequestTicket
@@ -47,6 +47,7 @@ STEP_S = 0.05
 CALL_S = 0.1
 MOST_S = 400.0
 """Simulated seconds within which all has ended."""
+MOST_DEATHS = 50
 AWAY_S = 1.0
 """Until a server that has ended is there again."""
 SLOTS = 2
@@ -151,6 +152,7 @@ class Fleet:
         )
         self.place = 0
         self.noticed = True
+        self.numbers = count()
         self.finished: list[AnyTicket] = []
         self.session.connected(self.now, self.place)
         opening = OpenTicket(Caller(), name="m")
@@ -166,7 +168,7 @@ class Fleet:
     def ask(self, harmless: int, poisons: int = 0) -> list[RequestTicket]:
         """Submit requests, those that do harm in the middle of the others."""
         tickets = [
-            RequestTicket(Caller(), model=self.model, tensors=TENSORS, nbytes=16)
+            RequestTicket(Caller(), model=self.model, tensors=numbered(next(self.numbers)), nbytes=16)
             for _ in range(harmless + poisons)
         ]
         for number, ticket in enumerate(tickets):
@@ -224,6 +226,7 @@ class Fleet:
         while any(ticket.outcome is None for ticket in tickets):
             self.step()
             assert self.now < MOST_S, "a request does not end"
+            assert self.deaths < MOST_DEATHS, "servers end for ever"
 
 
 def ends_of(tickets: list[RequestTicket]) -> list[str]:

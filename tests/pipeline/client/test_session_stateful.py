@@ -66,6 +66,8 @@ class AnyServer(RuleBasedStateMachine):
         self.alone: int | None = None
         """The request that runs alone at the server, as it has said."""
         self.lone_losses = 0
+        self.renewed = False
+        """Whether a request got another number, because its reply was lost."""
 
     # ------------------------------------------------------------ the shell
 
@@ -92,7 +94,7 @@ class AnyServer(RuleBasedStateMachine):
         if isinstance(entry, RequestEntry):
             suspect = "suspect" in (entry.tags or {})
             assert suspect or entry.sequence not in self.vanished_with, "a server vanished with it"
-            assert not suspect or entry.sequence in self.ever_sent, "it was never sent before"
+            assert not suspect or entry.sequence in self.ever_sent or self.renewed, "it was never sent before"
             self.ever_sent.add(entry.sequence)
         if isinstance(entry, Hello):
             self.known = True
@@ -198,6 +200,7 @@ class AnyServer(RuleBasedStateMachine):
         """It was answered on a connection that broke, and the reply is no longer kept."""
         sequence = data.draw(st.sampled_from(sorted(self.at_server)))
         del self.at_server[sequence]
+        self.renewed = True
         self.hear(failure(sequence, "answered"))
 
     @precondition(lambda self: self.connected and self.known)

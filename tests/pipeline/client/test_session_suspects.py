@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 from tests.entries import Entry, Goodbye, Heartbeat, ModelOpened, RequestEntry, RunsAlone, Unknown
-from tests.pipeline.client.bench import SETTINGS, SIGNATURE, Bench, refusal, result, sequences
+from tests.pipeline.client.bench import SETTINGS, SIGNATURE, Bench, numbered, refusal, result, sequences
 
 from shapestream.client.session import Session
 from shapestream.client.tickets import SETTLED_S, RequestTicket
 from shapestream.errors import Poisoned, WorkerLost
+from shapestream.quarantine import KEEP_S
 
 
 def suspects(entries: list[Entry]) -> dict[int, str | None]:
@@ -32,7 +33,7 @@ def vanish(bench: Bench, epoch: bytes) -> None:
 def ask(bench: Bench, count: int) -> list[RequestTicket]:
     """Connect, and send so many requests."""
     model = bench.open()
-    tickets = [bench.submit(model) for _ in range(count)]
+    tickets = [bench.submit(model, tensors=numbered(number)) for number in range(count)]
     bench.turn()
     return tickets
 
@@ -111,6 +112,25 @@ def test_a_request_is_poisoned_after_two_losses_alone() -> None:
     assert {2: "0"} == suspects(bench.sent())
     assert isinstance(guilty.outcome, Poisoned)
     assert other.outcome is None
+
+
+def test_what_equals_a_poison_is_not_sent_for_a_while() -> None:
+    """It is poisoned at once; another request of the same model is sent, and so is an equal one later."""
+    bench = Bench()
+    ask(bench, 1)
+    for epoch in (b"b", b"c"):
+        bench.now += SETTLED_S
+        bench.turn()
+        run_alone(bench, 1)
+        vanish(bench, epoch)
+    model = bench.session.models["m"]
+    alike, _ = [bench.submit(model, tensors=numbered(number)) for number in range(2)]
+    assert [3] == sequences(bench.sent())
+    assert isinstance(alike.outcome, Poisoned)
+    bench.now += KEEP_S
+    bench.receive(Heartbeat())
+    bench.submit(model, tensors=numbered(0))
+    assert [4] == sequences(bench.sent())
 
 
 def test_a_suspect_that_is_answered_is_cleared() -> None:
@@ -206,7 +226,7 @@ def test_the_last_server_is_spared() -> None:
     guilty, other = bench.lose_two()
     assert [2] == sequences(bench.sent())
     bench.look_for_others()
-    late = bench.submit(bench.session.models["m"])
+    late = bench.submit(bench.session.models["m"], tensors=numbered(9))
     bench.move(2, b"c")
     assert [3] == sequences(bench.sent())
     bench.receive(result(3))

@@ -33,6 +33,7 @@ def _serve(stage, count: int, wait_s: float = 0.0) -> list[int]:
                 known.add(id_)
                 stage.now += wait_s
                 stage.play(LoneRunKnown(id=id_))
+        assert _running(stage), "nothing runs, and something waits"
         start = min(_running(stage), key=lambda start: start.batch)
         order.extend(start.requests)
         stage.now += 0.1
@@ -225,6 +226,7 @@ def test_whatever_happens_a_suspect_begins_alone_and_after_the_word_of_its_clien
             stage.finish(min(_running(stage), key=lambda start: (start.slot, start.batch)), 0.1)
         stage.wait(stage.now + 10.0)
         told.judge(suspects)
+        assert stage.now < 10_000.0, "something waits for ever"
     assert set(range(1, submitted + 1)) == set(stage.ends)
 
 
