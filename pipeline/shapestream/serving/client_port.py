@@ -280,7 +280,7 @@ class ClientPort:
             text = f"{nbytes} bytes in one request; this server takes at most {most}"
             self._fail(session, sequence, "too_large", text, entry.tags)
             return DEAR
-        losses = losses_of(entry.tags)
+        losses = None if entry.tags is None else losses_of(entry.tags)
         if losses is not None:
             if losses >= MOST_LOSSES:
                 self._fail(session, sequence, Poisoned.code, _ENDED_SERVERS, entry.tags)

@@ -77,9 +77,9 @@ def rule_of(name: str) -> str:
     return "one digit" if name == SUSPECT else f"1 to {_MOST_CHARACTERS[name]} printable ASCII characters"
 
 
-def losses_of(tags: dict[str, str] | None) -> int | None:
+def losses_of(tags: dict[str, str]) -> int | None:
     """Return the losses of a suspect; None where the tags do not name the request as one."""
-    text = None if tags is None else tags.get(SUSPECT)
+    text = tags.get(SUSPECT)
     return None if text is None else int(text)
 
 
