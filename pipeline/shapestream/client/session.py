@@ -378,10 +378,11 @@ class Session:
             self._give_up_what_may_have_run()
             if not self._leaves and self.in_flight.held_at is None:
                 self._suspect_what_it_had(now)
-            self._alone, self._leaves, self._welcomed_at = None, False, self._place
+            self._alone, self._welcomed_at = None, self._place
             if not self._others:  # of several servers, this one may have had higher numbers before
                 self.in_flight.highest_sent = 0
             self._epoch = entry.epoch
+        self._leaves = False
         if anew:
             self._link.guess_one_way(now)
             self._credit = None

@@ -75,6 +75,20 @@ def test_what_a_server_had_that_left_with_a_word_is_no_suspect(word: Entry) -> N
     assert {1: None, 2: None} == suspects(bench.sent())
 
 
+def test_a_goodbye_that_a_server_did_not_mean_excuses_no_later_end() -> None:
+    """It cut a connection off, and was there again: when it vanishes, what it has is suspected."""
+    bench = Bench()
+    ask(bench, 1)
+    bench.receive(Goodbye())
+    assert bench.wait_until_due().reconnect
+    bench.session.connected(bench.now)
+    bench.turn()
+    bench.come_back()
+    assert {1: None} == suspects(bench.sent())
+    vanish(bench, b"b")
+    assert {1: "0"} == suspects(bench.sent())
+
+
 def test_that_a_request_runs_alone_is_repeated_at_once() -> None:
     """The server begins after that."""
     bench = Bench()
