@@ -33,6 +33,7 @@ from shapestream.scheduling.actions import (
     RejoinSlots,
     ReportFault,
     StartBatch,
+    TellLoneRun,
 )
 from shapestream.scheduling.batches import Batch
 from shapestream.scheduling.events import (
@@ -193,7 +194,15 @@ class World:
                     self._behind[batch.slot.id].remove(batch)
                     self._waiting += len(batch.arrivals)
                     self._handle(BatchFailed(batch=batch.id, code=ErrorCode.RECALLED, message=""))
-            case FailRequest() | ForgetRequest() | CancelBatch() | KillSlot() | ReportFault() | RejoinSlots():
+            case (
+                FailRequest()
+                | ForgetRequest()
+                | CancelBatch()
+                | KillSlot()
+                | TellLoneRun()
+                | ReportFault()
+                | RejoinSlots()
+            ):
                 raise AssertionError(f"nothing here asks for {action}")
             case _:
                 assert_never(action)

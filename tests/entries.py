@@ -21,6 +21,7 @@ Heartbeat = messages.Heartbeat
 Goodbye = messages.Goodbye
 Clock = messages.Clock
 Unknown = messages.Unknown
+RunsAlone = messages.RunsAlone
 
 # client -> server
 Hello = messages.Hello

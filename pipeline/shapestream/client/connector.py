@@ -26,13 +26,15 @@ class Connector:
         """The addresses, for messages."""
         self.others = len(dials) - 1
         """Servers besides the one of the last connection; the next connection is to one of these."""
-        self._turns = cycle(dials)
+        self.place = 0
+        """The place of the last connection's address among them."""
+        self._turns = cycle(enumerate(dials))
         self._address = ""
         self._latest: Connection | None = None
 
     def open(self) -> Connection:
         """Make the next connection."""
-        self._address, dial = next(self._turns)
+        self.place, (self._address, dial) = next(self._turns)
         self._latest = None
         self._latest = dial()
         return self._latest

@@ -371,7 +371,7 @@ class Core:
         """Greet the server on a new connection."""
         self._connection = connection
         self._session.refused(self._connector.refusal())
-        self._session.connected(self.clock())
+        self._session.connected(self.clock(), self._connector.place)
         self._turn()
 
     def _disconnected(self, connection: Connection) -> None:

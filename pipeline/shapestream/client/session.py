@@ -18,6 +18,10 @@ What it promises:
 - A leaving server (`draining`) ends no request: the request waits for the next server. Where there are other addresses,
   the next is asked as soon as the leaving one has answered what it took.
 - No request runs twice where its model is not idempotent: one that an earlier server may have run ends as `worker_lost`.
+- A request that ends the server that runs it does not end all of them. What a server had that vanished, without a word that
+  it leaves, is sent again as a suspect. The next server runs suspects one by one, and says so before (`RunsAlone`). If it
+  vanishes then, that request alone may be to blame; after `MOST_LOSSES` of these losses it ends as `poisoned`. If a
+  single server is left that has not vanished with it, that one is spared: the others are looked for, and then it ends so.
 - A model that no ticket asked for is not listened to, or a server could fill this client's memory.
 
 What it does not do: it reads no tensors, knows nothing of streams, and does not open connections. It asks for a new one
@@ -70,6 +74,7 @@ from shapestream.errors import (
     Cancelled,
     DeadlineExceeded,
     Draining,
+    Poisoned,
     RequestError,
     Unavailable,
     WorkerLost,
@@ -97,12 +102,14 @@ from shapestream.wire.messages import (
     OpenModel,
     RequestEntry,
     ResultEntry,
+    RunsAlone,
     StatisticsEntry,
     StatisticsRequest,
     Unknown,
     Welcome,
 )
 from shapestream.wire.peers import Liveness
+from shapestream.wire.tags import MOST_LOSSES
 
 
 @dataclass(slots=True, kw_only=True)
@@ -136,6 +143,14 @@ class Session:
         self._link = Link(settings, now)
         self.in_flight = InFlight(client)
         self._epoch: bytes | None = None
+        self._alone: int | None = None
+        """The number of the request that runs alone at the server, as that has said."""
+        self._leaves = False
+        """Whether the server of the last welcome has said that it leaves."""
+        self._place = self._welcomed_at = 0
+        """The places of the present address among all, and of the address of the last welcome."""
+        self._look_at = math.inf
+        """When servers that vanished are looked for, for a request that the present one is spared."""
         self._trouble = ""
         """The last connection's trouble, as the end of a sentence; empty after a welcome."""
         self.models: dict[str, ModelHandle] = {}
@@ -181,8 +196,9 @@ class Session:
 
     # ------------------------------------------------------------ the connection
 
-    def connected(self, now: float) -> None:
-        """Greet the server in the next turn: there is a new connection."""
+    def connected(self, now: float, place: int = 0) -> None:
+        """Greet the server in the next turn: there is a new connection. `place` is that of its address among all."""
+        self._place = place
         self._link.connected(now)
 
     def receive(self, entries: Iterable[Entry], now: float) -> None:
@@ -233,7 +249,11 @@ class Session:
         if self.in_flight.deadlines[0][0] <= now:
             self._end_expired(now)
         leaves = False
-        if self._link.lost_at is not None or self.in_flight.held_at is not None:
+        if now >= self.in_flight.put_off_until:
+            self.in_flight.note_put_off(now)  # those whose time has come are sent below, or in a later turn
+        if now >= self._look_at and self._link.is_open:
+            self._look_for_others()
+        if self._link.lost_at is not None or self.in_flight.held_at is not None or self.in_flight.paused:
             self._end_waits(now)
             leaves = self._may_leave()
             if leaves:
@@ -247,8 +267,9 @@ class Session:
         return Due(finished=self.in_flight.take_finished(), entries=entries, reconnect=reconnect)
 
     def _may_leave(self) -> bool:
-        """Tell whether another server is to be asked: this one takes nothing new, and has answered all that it took."""
-        held = self.in_flight.held_at is not None and not self.in_flight.outstanding_requests
+        """Tell whether another server is to be asked: this one takes, or gets, nothing new, and has answered all it took."""
+        in_flight = self.in_flight
+        held = (in_flight.held_at is not None or in_flight.paused) and not in_flight.outstanding_requests
         return held and bool(self._others) and self._link.is_open
 
     def next_wakeup(self) -> float:
@@ -257,6 +278,8 @@ class Session:
         due = min(link.next_wakeup(), in_flight.deadlines[0][0])
         if link.lost_at is not None and in_flight.has_ticket_besides(WelcomeTicket):
             due = min(due, link.lost_at + self._unavailable_after_s)
+        if link.is_open:
+            due = min(due, self._look_at, in_flight.put_off_until)
         if in_flight.held_at is not None and in_flight.waiting:
             due = min(due, in_flight.held_at + self._unavailable_after_s)
         return due
@@ -330,7 +353,12 @@ class Session:
                 asked = self.in_flight.tickets.get(-entry.question)
                 if type(asked) is StoriesTicket:
                     self.in_flight.end(asked, entry.values)
+            case RunsAlone():
+                self._alone = entry.sequence
+                if entry.sequence is not None and self._link.is_open:
+                    self._control.append(entry)
             case Goodbye():
+                self._leaves = True
                 self._link.left(now)
             case _:
                 pass  # heartbeats count as traffic; the rest is not for a client, and the codec refused it
@@ -360,13 +388,18 @@ class Session:
         self._trouble = ""
         if entry.epoch != self._epoch:
             self._give_up_what_may_have_run()
+            if not self._leaves and self.in_flight.held_at is None:
+                self._suspect_what_it_had(now)
+            self._alone, self._welcomed_at = None, self._place
             if not self._others:  # of several servers, this one may have had higher numbers before
                 self.in_flight.highest_sent = 0
             self._epoch = entry.epoch
+        self._leaves = False
         if anew:
             self._link.guess_one_way(now)
             self._credit = None
             self._control = [Cancel(sequence=sequence) for sequence in self.in_flight.recall()]
+            self._put_off(now)
             self._ask_again()
 
     def _give_up_what_may_have_run(self) -> None:
@@ -375,6 +408,35 @@ class Session:
             if not ticket.model.idempotent:
                 self.in_flight.abandon(ticket)
                 self.in_flight.finish(ticket, WorkerLost(_MAY_HAVE_RUN))
+
+    def _suspect_what_it_had(self, now: float) -> None:
+        """Suspect what an earlier server had that vanished; end what has been lost alone too often."""
+        for ticket in self.in_flight.suspect(self._welcomed_at, self._alone):
+            self._poisoned(ticket, _ENDED_SERVERS, now)
+
+    def _poisoned(self, ticket: RequestTicket, why: str, now: float) -> None:
+        """End a request that ended servers, and send none that equals it for a while."""
+        self.in_flight.quarantine.keep(ticket.model.name, ticket.tensors, now)
+        self.in_flight.abandon(ticket)
+        self.in_flight.finish(ticket, Poisoned(why))
+
+    def _put_off(self, now: float) -> None:
+        """Let requests wait that may end this server.
+
+        Those that the last server is spared end, if others were looked for in vain.
+        """
+        self._look_at = math.inf
+        for ticket in self.in_flight.put_off(self._place, self._others, now):
+            if ticket.looked:
+                self._poisoned(ticket, _LAST_SERVER, now)
+            else:
+                self._look_at = now + self._unavailable_after_s / 2
+
+    def _look_for_others(self) -> None:
+        """Send nothing more, so that this server is left as soon as it has answered, if a request waits for another one."""
+        self._look_at = math.inf
+        for ticket in self.in_flight.spared():
+            ticket.looked = self.in_flight.paused = True
 
     # ------------------------------------------------------------ models, counters and the welcome
 
@@ -486,6 +548,8 @@ def _clock(now: float) -> Clock:
 _MAX_RENEWALS = 3
 _CHANGED = "the server restarted with another signature for this model, or without it; submit again"
 _DRAINED = "the server is leaving and takes nothing new, and no other has taken its place"
+_ENDED_SERVERS = f"{MOST_LOSSES} servers vanished while they ran this request, and nothing else"
+_LAST_SERVER = "each other server vanished while it had this request, one while it ran nothing else, and none has come back"
 _MAY_HAVE_RUN = (
     "the server was replaced while it had this request; whether it ran is not known, and this model's requests are never "
     "run twice"

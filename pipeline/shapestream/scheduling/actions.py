@@ -23,6 +23,13 @@ class StartBatch:
     batches: tuple[Batch, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TellLoneRun:
+    """Tell the client of this suspect that it is about to run alone in the server's process. `LoneRunKnown` is awaited."""
+
+    request: Submitted
+
+
 @value
 class DeliverResults:
     """Deliver a batch's results to these members; the others (cancelled, gone, late) have actions of their own."""
@@ -97,6 +104,7 @@ class RejoinSlots:
 
 Action: TypeAlias = (
     StartBatch
+    | TellLoneRun
     | DeliverResults
     | FailRequest
     | ForgetRequest

@@ -88,7 +88,13 @@ class AnswerWaits:
         """
         queue = anchor.queue
         after_s = queue.returns.after_s
-        if LONGEST_WAIT * ran_s < after_s or queue.delay_s or queue.alone or anchor.empty:
+        if (
+            LONGEST_WAIT * ran_s < after_s
+            or queue.delay_s
+            or queue.alone
+            or anchor.empty
+            or anchor.arrival.suspect
+        ):
             return 0.0
         try:
             costs = queue.costs.on(slot.id)

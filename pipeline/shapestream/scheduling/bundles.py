@@ -3,6 +3,7 @@
 A slot that begins with a batch of one request is handed those behind it whose turns are next, each in a batch of its own.
 Their order is that of the turns. A call joins if all of these hold:
 
+- It is no suspect.
 - It would run alone beside others of its model that are queued, by the planner's cut. The last queued request does not join:
   nothing shows yet that it would run alone.
 - No slot of its model is free. It goes to the slot of those with a bundle that is predicted to end first.
@@ -107,7 +108,7 @@ class Bundles:
                 return
             pool = request.queue.pool
             slot = min([slot for slot in growing if pool in slot.pools], key=lambda slot: slot.free_at(now))
-            cut = self.alone(request, slot, now)
+            cut = None if request.arrival.suspect else self.alone(request, slot, now)
             if cut is None or self._waits.will_be_awaited(request, slot):
                 return
             self._dispatch(request, slot, now, actions, handed, cut)

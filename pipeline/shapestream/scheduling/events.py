@@ -125,6 +125,9 @@ class Arrival:
     goes before younger requests of its client. None: it has no parent."""
     then: tuple[str, ...] = ()
     """The models that its chain asks after this one, one after the other."""
+    suspect: bool = False
+    """Its client had it at a server that vanished: it shares no call, and where slots are in the server's process, nothing
+    else runs there meanwhile."""
 
 
 @value
@@ -173,6 +176,8 @@ class SlotJoined:
     prefetch_s: float | None = None
     """Seconds of the way from the decision to the slot. While all slots are busy, the next batch is sent that long, and a
     margin (`slots.PREFETCH_MARGIN`), before the running one is predicted to end. None: no prefetch."""
+    in_server: bool = False
+    """Whether its process is the one that runs this scheduler: a call that ends it ends the books, too."""
     peer: Any = field(default=None, compare=False)
     """The caller's own object for this slot: `Slot.peer` hands it back, and the scheduler never looks into it."""
 
@@ -205,6 +210,13 @@ class SlotLeft:
     died: bool = False
     """True if the process died, or was killed because it hung: a request that it ran may be to blame. A broken connection or
     a silent worker says nothing about the requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoneRunKnown:
+    """The client of this suspect knows that it is about to run alone (`TellLoneRun`). Other ids are ignored."""
+
+    id: int
 
 
 @value
@@ -277,6 +289,7 @@ Event: TypeAlias = (
     | SlotsJoined
     | SlotClosing
     | SlotLeft
+    | LoneRunKnown
     | BatchFinished
     | BatchFailed
     | DrainStarted
@@ -297,7 +310,7 @@ class CutReason(Enum):
     LIMIT = "a limit of bytes or padding allows no more"
     DEADLINE = "a member's deadline allows no more"
     RERUN = "its requests ran before, in a batch that failed or was lost"
-    SUSPECT = "it runs alone in its worker, because it may have killed one, or was lost too often"
+    SUSPECT = "it runs alone in its worker, because it may have killed one or a server, or was lost too often"
     AUDITED = "an audit found that results differ in shared batches, so requests run alone"
     UNPLANNED = "its cost could not be worked out; the server's log tells of the defect"
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from shapestream.scheduling.batches import Batch, BatchState, Suspicion
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.model_queue import ModelQueue, Queues
-from shapestream.scheduling.queueing import DONE, EMPTY, QUEUED, RERUN, RUNNING, SUSPECT, Lane, Request
+from shapestream.scheduling.queueing import DONE, EMPTY, LONE, QUEUED, RERUN, RUNNING, SUSPECT, Lane, Request
 from shapestream.scheduling.recovery import Isolation
 from shapestream.scheduling.slots import BUNDLE, Slot, SlotPool, SlotState, SlotTable
 
@@ -237,7 +237,8 @@ def _check_lane(queue: ModelQueue, lane: Lane) -> Iterable[int]:
     for bucket in lane.buckets:
         assert queue.buckets[bucket.name] is bucket
         fixed = tuple(size for size, padded in zip(bucket.shape, queue.padded, strict=True) if not padded)
-        assert lane.key in (fixed, EMPTY), "a lane mixes what may not mix"
+        lone = lane.key[:1] == (LONE,)
+        assert lone or lane.key in (fixed, EMPTY), "a lane mixes what may not mix"
         held = bucket.held
         living = [request for request in held if request.state is QUEUED]
         assert len(held) <= 2 * len(living) + 32, "the dead were not thrown out"
@@ -246,7 +247,9 @@ def _check_lane(queue: ModelQueue, lane: Lane) -> Iterable[int]:
         assert bucket.count == len(living) > 0
         assert bucket.rows == sum(request.rows for request in living)
         assert bucket.first() is living[0], "a dead entry stands in front"
-        assert all(request.empty == (lane.key == EMPTY) for request in living), "elements beside none"
+        assert lone or all(request.empty == (lane.key == EMPTY) for request in living), "elements beside none"
+        assert all(request.arrival.suspect == lone for request in living), "a suspect has company"
+        assert not lone or bucket.count == len(lane.buckets) == 1, "a suspect has company"
         full = bool(queue.delay_s) and bucket.rows >= queue.profile.max_batch
         assert full == (bucket.name in queue.full)
         yield from (request.id for request in living)

@@ -19,6 +19,7 @@ from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.fairness import FairShares, GroupRoom, QueueRoom
 from shapestream.scheduling.queueing import (
     EMPTY,
+    LONE,
     QUEUED,
     RERUN,
     SUSPECT,
@@ -262,6 +263,8 @@ class ModelQueue:
 
     def _list(self, request: Request) -> None:
         name = (*EMPTY, *request.shape) if request.empty else request.shape
+        if request.arrival.suspect:
+            name = (LONE, request.order)
         bucket = self.buckets.get(name)
         if bucket is None:
             bucket = self.buckets[name] = self._open_bucket(name, request)
@@ -279,6 +282,8 @@ class ModelQueue:
             elements = prod([shape[axis] for axis in self._padded_axes])
         if request.empty:
             key = EMPTY
+        if request.arrival.suspect:
+            key = name
         lane = self.lanes.get(key)
         if lane is None:
             lane = self.lanes[key] = Lane(key)

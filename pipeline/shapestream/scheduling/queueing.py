@@ -6,7 +6,8 @@ again or as a suspect (model_queue.py), or it is in a batch (batches.py).
 **By size.** A *lane* holds the requests that may share a batch: one model, equal sizes of every dimension that must not be
 padded. A *bucket* holds the requests of a lane whose sizes are all equal, ordered by rank; only their rows may differ. The
 planner cuts batches out of neighbouring buckets. Requests without elements (some size is 0) have a lane of their own,
-`EMPTY`. They share no batch with any other, since nothing backs the sizes that they claim along the other dimensions.
+`EMPTY`. They share no batch with any other, since nothing backs the sizes that they claim along the other dimensions. A
+suspect that a client names has a lane for itself (`LONE`).
 
 **By turn.** A *flow* holds the queued requests of one client for one model, by rank. The flow with the earliest turn goes
 next, with its first request (`Turns`). fairness.py says how a turn is computed, and which promises follow.
@@ -282,6 +283,9 @@ class LazyHeap:
 
 EMPTY = (-1,)
 """The key of the lane of requests without elements. No size is negative."""
+
+LONE = -2
+"""The first number of the key of a suspect's own lane; its order follows."""
 
 _FEW_DEAD = 32
 """A bucket drops its dead entries when they are more than this, and more than the living."""

@@ -12,6 +12,11 @@ A process that dies ends everything that runs there, so only a request that ran 
 worker that was emptied for it (`Isolation`), and is `poisoned` if that dies or hangs too. Suspects go before everything
 else; only the worker reserved for them gets less work.
 
+Where slots are in the server's process, nothing is left to say which request ended it. So a client names as suspects those
+that it had at a server that vanished. Each waits for its turn, and then runs where nothing else runs. It begins when its
+client knows that (`TellLoneRun`): the client counts a loss after that, and no other. The client pays for the time in which
+nothing runs meanwhile, or slow clients could keep slots from others.
+
 Against a batch that hangs (hang_watch.py), the first step is to cancel it, the second to end its process. A slot that is
 still there after both, as a thread of the server is, is lost; the members are answered.
 """
@@ -22,7 +27,7 @@ from collections.abc import Callable, Sequence
 from math import inf, isfinite
 from typing import TypeAlias
 
-from shapestream.scheduling.actions import Action, CancelBatch, KillSlot, ReportFault, StartBatch
+from shapestream.scheduling.actions import Action, CancelBatch, KillSlot, ReportFault, StartBatch, TellLoneRun
 from shapestream.scheduling.answer_waits import LONGEST_WAIT
 from shapestream.scheduling.batches import Batch, BatchState, Suspicion
 from shapestream.scheduling.costs import CostModel
@@ -39,10 +44,23 @@ from shapestream_engine.batch import ErrorCode
 Start: TypeAlias = Callable[[ModelQueue, Slot, float, list[Action]], StartBatch]
 
 
+class _Told:
+    """A suspect whose client was told that it is about to run alone."""
+
+    __slots__ = ("at", "known", "request")
+
+    def __init__(self, request: Request, at: float) -> None:
+        self.request = request
+        self.at = at
+        """When its client was told."""
+        self.known = False
+        """Whether its client has said that it knows."""
+
+
 class Isolation:
     """Chooses workers for suspects, empties them, and lets them go when no suspect is left for them."""
 
-    __slots__ = ("_ledger", "_slots", "_start", "isolated", "suspected")
+    __slots__ = ("_ledger", "_slots", "_start", "_told", "isolated", "suspected")
 
     def __init__(self, ledger: Ledger, slots: SlotTable, start: Start) -> None:
         """`start` runs the first suspect of a model on a slot."""
@@ -53,6 +71,8 @@ class Isolation:
         """Models with suspects that wait; one that no longer has any is dropped at the next look."""
         self.isolated: dict[str, SlotGroup] = {}
         """The workers reserved for suspects, whether they run one or are still being emptied."""
+        self._told: _Told | None = None
+        """The suspect whose client was told last that it is about to run in the server's process."""
 
     def suspect(self, request: Request, call_s: float) -> None:
         """Let a request wait to run alone; its call is predicted to take `call_s` seconds."""
@@ -100,9 +120,34 @@ class Isolation:
             self._let_go(worker)
         elif worker.empty:
             _, queue, slot = min(places, key=lambda place: place[0])
-            actions.append(self._start(queue, slot, now, actions))
+            if not worker.in_server or self._is_known(queue, now, actions):
+                actions.append(self._start(queue, slot, now, actions))
+
+    def _is_known(self, queue: ModelQueue, now: float, actions: list[Action]) -> bool:
+        """Tell whether the first suspect of a model may begin in the server's process; if its client must know first, tell
+        it."""
+        request = queue.next_suspect()
+        assert request is not None
+        if not request.arrival.suspect:
+            return True
+        told = self._told
+        if told is None or told.request is not request:
+            self._told = _Told(request, now)
+            actions.append(TellLoneRun(request=request.arrival))
+            return False
+        if told.known:
+            queue.shares.blame(request.flow, now - told.at)
+            self._told = None
+        return told.known
+
+    def known(self, id_: int) -> None:
+        """Let the suspect with this id begin, since its client knows. Other ids are ignored."""
+        if self._told is not None and self._told.request.id == id_:
+            self._told.known = True
 
     def _let_go(self, worker: SlotGroup) -> None:
+        if worker.in_server:
+            self._told = None
         del self.isolated[worker.name]
         self._slots.release(worker)
 
@@ -386,7 +431,7 @@ class Recovery:
             return
         # Members that have ended meanwhile may be the culprits, so even one that is left gets its try.
         parts = [part for part in _parts(living) if part]
-        seconds = sum([self._call_s(part) for part in parts])
+        seconds = sum([self.call_s(part) for part in parts])
         self._note_reruns(living, seconds, [request.flow for request in living])
         for part in parts:
             self._run_again(part, now, actions)
@@ -460,7 +505,7 @@ class Recovery:
 
         If a batch beside theirs did, they do not pay for what runs again.
         """
-        self._note_reruns(requests, sum([self._call_s([request]) for request in requests]), ())
+        self._note_reruns(requests, sum([self.call_s([request]) for request in requests]), ())
         for request in requests:
             request.accused = True
             self._suspect(request, now, actions)
@@ -469,7 +514,7 @@ class Recovery:
         if self._has_nowhere_to_run([request], now, actions):
             return
         self.ledger.put_back([request], now)
-        self._isolation.suspect(request, self._call_s([request]))
+        self._isolation.suspect(request, self.call_s([request]))
         self._queues.wait(request.queue)
 
     def _run_again(self, group: list[Request], now: float, actions: list[Action]) -> None:
@@ -477,7 +522,7 @@ class Recovery:
             return
         self.ledger.put_back(group, now)
         queue = group[0].queue
-        queue.put_rerun(group, self._call_s(group))
+        queue.put_rerun(group, self.call_s(group))
         self._queues.wait(queue)
 
     def _has_nowhere_to_run(self, group: Sequence[Request], now: float, actions: list[Action]) -> bool:
@@ -489,7 +534,7 @@ class Recovery:
             actions.append(self.ledger.fail(request, "unavailable", queue.unavailable, now))
         return True
 
-    def _call_s(self, group: Sequence[Request]) -> float:
+    def call_s(self, group: Sequence[Request]) -> float:
         """Return the predicted seconds of a call of just these requests; 0.0 while nothing is measured."""
         queue = group[0].queue
         try:

@@ -56,6 +56,7 @@ from shapestream.scheduling.events import (
     CutReason,
     DrainStarted,
     Event,
+    LoneRunKnown,
     ModelAdded,
     ModelProfile,
     ModelRunsAlone,
@@ -117,6 +118,11 @@ def next_up(
     if best is not None and len(queues) > 1 and best.state is QUEUED and len(best.flow.client.flows) > 1:
         return _of_its_models(best, now, ready)
     return best
+
+
+def _is_isolated(request: Request, slot: Slot) -> bool:
+    """Tell whether a request may run on a slot only where nothing else runs in its process."""
+    return request.arrival.suspect and slot.worker.in_server
 
 
 def _turn(request: Request) -> tuple[float, int]:
@@ -339,6 +345,8 @@ class Scheduler:
                     actions.append(ledger.recall(behind, now, f"slot {event.slot} closes"))
             case SlotLeft():
                 self._recovery.slot_left(event, now, actions)
+            case LoneRunKnown():
+                self._isolation.known(event.id)
             case ModelAdded() | ModelRunsAlone():
                 self._note_model(event)
             case ModelUnavailable():
@@ -483,7 +491,14 @@ class Scheduler:
     def _slots_joined(self, events: Sequence[SlotJoined], actions: list[Action]) -> None:
         first_of: dict[str, Slot] = {}
         for event in events:
-            self._slots.join(event.slot, event.models, event.prefetch_s, event.worker, event.peer)
+            self._slots.join(
+                event.slot,
+                event.models,
+                event.prefetch_s,
+                event.worker,
+                event.peer,
+                in_server=event.in_server,
+            )
             slot = self._slots.slots[event.slot]
             alike = first_of.setdefault(event.worker or f"slot {event.slot}", slot)
             try:
@@ -583,7 +598,9 @@ class Scheduler:
         if waiting:
             while (request := next_up(waiting, now, self._wants_prefetch, self._fills)) is not None:
                 slot = request.queue.pool.prefetches[0][2]
-                if request.state is RERUN or not self._answer_waits.will_be_awaited(request, slot):
+                if _is_isolated(request, slot):
+                    slots.stop_prefetch(slot)
+                elif request.state is RERUN or not self._answer_waits.will_be_awaited(request, slot):
                     self._dispatch(request, slot, now, actions, handed)
                 else:
                     slots.stop_prefetch(slot)
@@ -639,6 +656,9 @@ class Scheduler:
                 if refusal is not None:
                     actions.append(self._ledger.fail(member, refusal.code, refusal.message, now))
                     return
+        if _is_isolated(request, slot):
+            self._isolate(request, slot, now, actions)
+            return
         if request.state is RERUN:
             cut, predicted_s = self._cut(queue.take_rerun(), slot, now, actions, fixed=CutReason.RERUN)
         else:
@@ -649,6 +669,17 @@ class Scheduler:
             queue.take(request, cut.members, share_s)
         batch = self._start(queue, slot, cut, request, predicted_s, now, company_s=company_s)
         handed.setdefault(slot, []).append(batch)
+
+    def _isolate(self, request: Request, slot: Slot, now: float, actions: list[Action]) -> None:
+        """Let a suspect whose turn it is run where nothing else runs. It takes all slots, so its client pays for all."""
+        queue = request.queue
+        call_s = self._recovery.call_s([request])
+        if request.state is RERUN:
+            queue.take_rerun()
+        else:
+            queue.take(request, [request], call_s or None)
+        self._isolation.suspect(request, call_s)
+        self._isolation.run(now, actions)
 
     def _planned(
         self, anchor: Request, slot: Slot, costs: WorkerCosts, slowdown: float, now: float, *, tries: bool

@@ -119,10 +119,12 @@ WORKER_TABLE: Final[dict[str, dict[SlotGroupState, SlotGroupState]]] = {
 class SlotGroup:
     """A worker, as the scheduler knows it: a process and its slots. A batch that ends the process ends all others there."""
 
-    __slots__ = ("name", "slots", "state", "suspect")
+    __slots__ = ("in_server", "name", "slots", "state", "suspect")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, in_server: bool = False) -> None:
         self.name = name
+        self.in_server = in_server
+        """Whether its process is the server's, which nobody outlives to say what ran."""
         self.slots: dict[int, Slot] = {}
         self.state = SlotGroupState.OPEN
         self.suspect: Batch | None = None
@@ -516,12 +518,14 @@ class SlotTable:
         prefetch_s: float | None = None,
         process: str = "",
         peer: Any = None,
+        *,
+        in_server: bool = False,
     ) -> None:
         """Add a slot of the named process. Models that are not known yet are connected when they are added."""
         if id in self.slots:
             raise ContractError(f"slot {id} has joined already")
         process = process or f"slot {id}"
-        worker = self.workers.setdefault(process, SlotGroup(process))
+        worker = self.workers.setdefault(process, SlotGroup(process, in_server=in_server))
         slot = self.slots[id] = Slot(id, models, prefetch_s, worker, peer)
         self.free_count += slot.free
         for name in sorted(models.intersection(self.pools)):

@@ -23,9 +23,9 @@ from typing import Any, TypeVar, TypeVarTuple
 import structlog
 import trio
 
+from shapestream.quarantine import digest_of
 from shapestream.serving.audits import AuditBook, AuditRun, AuditSample, ModelAudit
 from shapestream.serving.dispatcher import Dispatcher
-from shapestream.serving.quarantine import digest_of
 from shapestream.serving.sessions import RequestRecord
 from shapestream_engine.arrays import arrays_of
 from shapestream_engine.files import read_plain, write_plain

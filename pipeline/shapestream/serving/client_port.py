@@ -19,6 +19,7 @@ from shapestream.errors import (
     Conflict,
     Draining,
     Overloaded,
+    Poisoned,
     ProtocolError,
     RequestError,
     Unavailable,
@@ -59,12 +60,13 @@ from shapestream.wire.messages import (
     ModelRefused,
     OpenModel,
     RequestEntry,
+    RunsAlone,
     StatisticsEntry,
     StatisticsRequest,
     Unknown,
     Welcome,
 )
-from shapestream.wire.tags import CALLER, trace_of
+from shapestream.wire.tags import CALLER, MOST_LOSSES, SUSPECT, losses_of, trace_of
 from shapestream.wire.tensor_frames import BYTES_PER_POINT, check_inputs
 from shapestream_engine.errors import ShapeError
 
@@ -73,6 +75,7 @@ log = structlog.get_logger()
 MOST_QUESTIONS = 16
 """Largest number of unanswered questions for stories of one session."""
 _DRAINS = "this server takes no new requests"
+_ENDED_SERVERS = "each of the servers that ran it alone has vanished meanwhile"
 _CONFLICT = "use a number once: another request of this client has it"
 
 
@@ -231,6 +234,8 @@ class ClientPort:
             case Goodbye():
                 self._egress.kept.drop(session.answered)  # the client will send nothing again
                 self._end(session, "goodbye", now)
+            case RunsAlone():
+                self._dispatcher.lone_run_known(session, entry.sequence, now)
             case Credit():
                 session.clock.repeated()
             case _:
@@ -315,6 +320,12 @@ class ClientPort:
                 text += ", or more of a client that asks first: update it"
             self._fail(session, sequence, "too_large", text, entry.tags)
             return DEAR
+        losses = None if entry.tags is None else losses_of(entry.tags)
+        if losses is not None:
+            if losses >= MOST_LOSSES:
+                self._fail(session, sequence, Poisoned.code, _ENDED_SERVERS, entry.tags)
+                return DEAR
+            self._log_suspect(session, sequence, model, losses)
         caller = None if entry.tags is None else self._caller(peer, session, entry.tags)
         if (excess := self.sessions.excess(session, caller, 0 if granted else nbytes)) is not None:
             self._statistics.overloaded[Overload.CREDIT] += 1
@@ -339,6 +350,7 @@ class ClientPort:
             nbytes=nbytes,
             deadline=None if remaining_ms is None else self._deadline(session, remaining_ms, now),
             priority=entry.priority,
+            suspect=losses is not None and session.names_suspects,
             session=session,
             sequence=sequence,
             served=model,
@@ -417,6 +429,18 @@ class ClientPort:
         if error.code == Overloaded.code:
             self._statistics.overloaded[Overload.MEMORY] += 1
         self._fail(session, sequence, error.code, error.message, retry_after_s=error.retry_after_s)
+
+    def _log_suspect(self, session: ClientSession, sequence: int, model: ServedModel, losses: int) -> None:
+        if (like_it_before := self._limit.admit(SUSPECT, trio.current_time())) is not None:
+            log.warning(
+                "suspect arrived",
+                client=session.label,
+                sequence=sequence,
+                model=model.name,
+                why="a server vanished while it had this request",
+                lost_alone=losses,
+                like_it_before=like_it_before,
+            )
 
     def _caller(self, peer: bytes, session: ClientSession, tags: dict[str, str]) -> Use | None:
         """Return the caller that a gateway names, for whom the request counts; None if it counts for its session.
@@ -561,6 +585,7 @@ class ClientPort:
         While the port has unread messages no session counts as silent, since they may be its own.
         """
         self._egress.kept.expire(now)
+        self._dispatcher.lone_run_overdue(now)
         read_empty = self._socket.drained  # only then is a quiet client silent, and not just unread
         for session in self.sessions:
             if read_empty and now - session.heard_at > self._settings.client_silence_s:

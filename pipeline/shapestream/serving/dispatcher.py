@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import count
 from time import perf_counter
 from typing import Protocol, assert_never
@@ -23,6 +24,7 @@ from typing import Protocol, assert_never
 import trio
 
 from shapestream.errors import Cancelled
+from shapestream.quarantine import Quarantine
 from shapestream.scheduling import events
 from shapestream.scheduling.actions import (
     Action,
@@ -35,6 +37,7 @@ from shapestream.scheduling.actions import (
     RejoinSlots,
     ReportFault,
     StartBatch,
+    TellLoneRun,
 )
 from shapestream.scheduling.batches import Batch, Submitted
 from shapestream.scheduling.bundles import BUNDLE_S
@@ -54,17 +57,19 @@ from shapestream.serving.ends import (
 from shapestream.serving.grants import Grants
 from shapestream.serving.journal import Journal
 from shapestream.serving.port_traffic import REJOIN, Outgoing, PeerLink
-from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.served_models import ServedModel
 from shapestream.serving.sessions import ClientSession, RequestRecord
 from shapestream.serving.workers import ConnectedWorker, SlotRecord
-from shapestream.wire.messages import Execute
+from shapestream.wire.messages import Execute, RunsAlone
 from shapestream_engine.batch import BatchReport, ErrorCode
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.layout import Tensors
 
 HOLD_S = BUNDLE_S
 """Seconds that a report waits at most: those of a bundle, since a slot is not late before."""
+LONE_RUN_S = 1.0
+"""Seconds that a client may take to repeat `RunsAlone`, while the slots of this process do nothing: as long as our client
+waits for an answer to its greeting. It is looked at once per heartbeat."""
 
 
 class Port(Protocol):
@@ -117,6 +122,17 @@ class HeldReports:
         return taken[::-1]
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class LoneRun:
+    """A suspect whose client was told that it is about to run where nothing else runs."""
+
+    record: RequestRecord
+    at: float
+    """When its client was told."""
+    known: bool = False
+    """Whether its client has repeated that, or is not waited for any longer."""
+
+
 class Dispatcher:
     """Tells the scheduler each event, and carries its actions out."""
 
@@ -161,6 +177,8 @@ class Dispatcher:
         """Whether the reports that are taken in have results of chains' stages."""
         self._is_start_due = False
         """Whether the scheduler waits for what follows from a batch, before it starts others."""
+        self._lone: LoneRun | None = None
+        """The suspect that runs alone in this process, or is about to."""
         self._handed_back = False
         self._alarm_at = math.inf
         """When the alarm rings: at the earliest time that the scheduler waits for."""
@@ -248,6 +266,41 @@ class Dispatcher:
                 self._request_ended(record, Cancelled.code, "its client is gone", None, None, now)
         self._handle(events.RequestsAbandoned(ids=tuple(ids)), now)
 
+    def lone_run_known(self, session: ClientSession, sequence: int | None, now: float) -> None:
+        """Let a suspect begin whose client has repeated that it is about to run."""
+        lone = self._lone
+        if lone is not None and (lone.record.session, lone.record.sequence) == (session, sequence):
+            lone.known = True
+            self._handle(events.LoneRunKnown(id=lone.record.id), now)
+
+    def lone_run_overdue(self, now: float) -> None:
+        """Let a suspect begin whose client does not answer.
+
+        If the client is connected, it is not asked again: its suspects run like other requests, or it could keep the slots
+        from others.
+        """
+        lone = self._lone
+        if lone is None:
+            return
+        session = lone.record.session
+        if lone.record.sequence not in session.running:
+            self._lone = None  # it has ended before it began
+            return
+        if lone.known or now < lone.at + LONE_RUN_S:
+            return
+        if session.peer is not None:
+            session.names_suspects = False
+        self.lone_run_known(session, lone.record.sequence, now)
+
+    def _lone_run_over(self, batches: Iterable[Batch]) -> None:
+        """If the run of the suspect is over, and the request has no reply yet, tell its client that it does not run."""
+        lone = self._lone
+        if lone is None or not any(lone.record is record for batch in batches for record in batch.arrivals):
+            return
+        self._lone = None
+        if lone.record.sequence in lone.record.session.running:
+            self._egress.outgoing.say(lone.record.session, RunsAlone(sequence=None))
+
     def model_added(self, model: ServedModel, now: float) -> None:
         """Accept requests for this model from now on."""
         if model.chain is not None:
@@ -279,6 +332,7 @@ class Dispatcher:
                 worker=worker.name,
                 costs=worker.costs,
                 prefetch_s=prefetch_s,
+                in_server=worker.in_server,
                 peer=slot,
             )
             joining.append(joined)
@@ -330,6 +384,7 @@ class Dispatcher:
             slot.running.clear()
             self._rest(slot, now)
             del self.slots[slot.number]
+        self._lone_run_over(lost)
         for batch in lost:
             self._ends.add(
                 BatchEnded(
@@ -372,6 +427,8 @@ class Dispatcher:
                 self._batch_ran(batch, slot, report, report.outputs, now)
             else:
                 self._batch_failed(batch, slot, report, now)
+            if self._lone is not None:
+                self._lone_run_over((batch,))
         if self._followed:
             self._followed = False
             self._follow_chains(now)
@@ -481,6 +538,9 @@ class Dispatcher:
             case StartBatch():
                 for batch in action.batches:
                     self._start(batch, now)
+            case TellLoneRun(request=record):
+                self._lone = LoneRun(record=record, at=now)
+                self._egress.outgoing.say(record.session, RunsAlone(sequence=record.sequence))
             case DeliverResults():
                 self._deliver(action, now)
             case FailRequest():

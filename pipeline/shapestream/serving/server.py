@@ -33,6 +33,7 @@ import trio
 from shapestream.addresses import is_beyond_loopback, is_protectable
 from shapestream.chains.spec import ChainSpec
 from shapestream.errors import ConfigurationError
+from shapestream.quarantine import Quarantine
 from shapestream.scheduling.hang_watch import HangLimits
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.allocator import IDLE_BYTES, give_back_freed_memory
@@ -47,7 +48,6 @@ from shapestream.serving.grants import RequestRoom, room_of
 from shapestream.serving.journal import Journal
 from shapestream.serving.local_port import LocalPort
 from shapestream.serving.port_traffic import Outgoing
-from shapestream.serving.quarantine import Quarantine
 from shapestream.serving.readings import Readings
 from shapestream.serving.served_models import ServedModels
 from shapestream.serving.sessions import KeptReplies, Sessions

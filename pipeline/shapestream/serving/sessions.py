@@ -163,6 +163,7 @@ class ClientSession(PeerLink):
         "heard_by",
         "held_bytes",
         "key_use",
+        "names_suspects",
         "number",
         "questions",
         "running",
@@ -197,6 +198,8 @@ class ClientSession(PeerLink):
         """The grants of this session by sequence number, from the question to the terminal reply."""
         self.clock = PeerClock()
         """The client's clock, by which its deadlines count."""
+        self.names_suspects = True
+        """Whether its suspects run alone: it has always repeated in time that they are about to."""
         self.questions = 0
         """Unanswered questions for stories."""
         self.statistics_asked = 0

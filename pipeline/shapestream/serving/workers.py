@@ -357,6 +357,7 @@ class ConnectedWorker(PeerLink):
     )
 
     prefetch_s = REMOTE_PREFETCH_S
+    in_server = False
 
     def __init__(
         self,
@@ -456,6 +457,7 @@ class LocalWorker(ConnectedWorker):
     __slots__ = ("_own",)
 
     prefetch_s = LOCAL_PREFETCH_S
+    in_server = True
 
     def __init__(self, own: SlotThreads, outgoing: Outgoing, now: float, *, session: int) -> None:
         offer = Offer(

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema
 
 from shapestream.addresses import is_beyond_loopback, is_protectable
+from shapestream.quarantine import KEEP_S, MOST_REQUESTS
 from shapestream.settings.values import (
     TEXT,
     Bytes,
@@ -309,9 +310,9 @@ class ServerSettings(Section):
     so that a silent worker counts as lost first."""
     hang_grace_s: float = constant(5.0)
     """Seconds between the cancellation of a batch that hangs and the end of its worker, in which a long call may end."""
-    quarantine_requests: int = constant(1024)
-    """Digests of requests that killed workers, at most, each of 16 bytes. A new one replaces the oldest."""
-    quarantine_s: float = constant(600.0)
+    quarantine_requests: int = constant(MOST_REQUESTS)
+    """Digests of requests that killed workers, at most. A new one replaces the oldest."""
+    quarantine_s: float = constant(KEEP_S)
     """Seconds that such a digest is kept. An equal request that comes later ends two more workers at most."""
 
     @property

@@ -127,6 +127,17 @@ class Clock(Entry):
     sent_us: int
 
 
+@entry(34, Role.SERVER_OF_CLIENTS, Role.CLIENT)
+class RunsAlone(Entry):
+    """From the server: this request, which its client names as a suspect, is about to run where nothing else runs.
+
+    The client repeats the entry, and the run begins after that: so the client knows what ran if the server vanishes.
+    """
+
+    sequence: int | None
+    """None, from the server: the request of the last `RunsAlone` runs no more, though it has no terminal reply yet."""
+
+
 # ---------------------------------------------------------------- client -> server
 
 

@@ -1,4 +1,5 @@
-"""Tags of a request: its caller's own id for it, its place in a trace (W3C Trace Context), and for whom a gateway asks.
+"""Tags of a request: its caller's own id for it, its place in a trace (W3C Trace Context), for whom a gateway asks, and
+whether a server vanished while it had the request.
 
 No result depends on them.
 
@@ -23,12 +24,19 @@ REQUEST_ID = "request_id"
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
 CALLER = "caller"
+SUSPECT = "suspect"
+"""A server vanished while it had the request. The text is one digit: the losses of which the request alone may be the cause,
+because it ran alone and the server had said so."""
 _MOST_CHARACTERS = {
     REQUEST_ID: MAX_REQUEST_ID_CHARACTERS,
     TRACEPARENT: MAX_TRACE_CHARACTERS,
     TRACESTATE: MAX_TRACE_CHARACTERS,
     CALLER: MAX_CALLER_CHARACTERS,
+    SUSPECT: 1,
 }
+MOST_LOSSES = 2
+"""Losses of a request that ran alone in its server's process, after which it is `poisoned`. One may be a coincidence: a
+process can be killed at any time."""
 
 # Of version 00, and of later ones, which may add fields behind it. "ff" is no version; an id of zeros is none.
 _TRACEPARENT = re.compile(
@@ -60,12 +68,27 @@ def read_tags(value: Any) -> dict[str, str] | None:
 
 def can_be_sent(name: str, text: str) -> bool:
     """Tell whether a known tag may have this text (`rule_of`)."""
-    return 0 < len(text) <= _MOST_CHARACTERS[name] and text.isascii() and text.isprintable()
+    fits = 0 < len(text) <= _MOST_CHARACTERS[name] and text.isascii() and text.isprintable()
+    return fits and (name != SUSPECT or text.isdigit())
 
 
 def rule_of(name: str) -> str:
     """Return the rule for the text of a known tag, in words."""
-    return f"1 to {_MOST_CHARACTERS[name]} printable ASCII characters"
+    return "one digit" if name == SUSPECT else f"1 to {_MOST_CHARACTERS[name]} printable ASCII characters"
+
+
+def losses_of(tags: dict[str, str]) -> int | None:
+    """Return the losses of a suspect; None where the tags do not name the request as one."""
+    text = tags.get(SUSPECT)
+    return None if text is None else int(text)
+
+
+def with_losses(tags: dict[str, str] | None, losses: int) -> dict[str, str]:
+    """Return the tags of a request, and that it is a suspect with so many losses. It goes before a long `tracestate`."""
+    marked = {**(tags or {}), SUSPECT: str(losses)}
+    if sum(map(len, [*marked, *marked.values()])) > MAX_TAGS_CHARACTERS:
+        marked.pop(TRACESTATE, None)
+    return marked
 
 
 def trace_of(tags: dict[str, str] | None) -> dict[str, str]:

@@ -28,6 +28,11 @@ SETTINGS = LinkSettings(greeting_s=1.0, silence_s=10.0, rest_s=0.5, unavailable_
 SIGNATURE: dict[str, Any] = {"name": "m"}
 
 
+def numbered(number: int) -> Tensors:
+    """The tensors of a request that equals none with another number."""
+    return Tensors(layout=TENSORS.layout, buffers=(number.to_bytes(16),))
+
+
 class Caller:
     """Somebody who waits; the session looks at nothing of it but its identity."""
 
@@ -98,12 +103,19 @@ class Bench:
         self.turn()
         self.receive(ModelOpened(name="m", number=number, signature=signature))
 
-    def submit(self, model: ModelHandle, *, nbytes: int = 16, timeout: float | None = None) -> RequestTicket:
+    def submit(
+        self,
+        model: ModelHandle,
+        *,
+        nbytes: int = 16,
+        timeout: float | None = None,
+        tensors: Tensors = TENSORS,
+    ) -> RequestTicket:
         """One request."""
         ticket = RequestTicket(
             self.caller,
             model=model,
-            tensors=TENSORS,
+            tensors=tensors,
             nbytes=nbytes,
             deadline=None if timeout is None else self.now + timeout,
         )

@@ -21,6 +21,7 @@ from tests.entries import (
     ModelOpened,
     OpenModel,
     RequestEntry,
+    RunsAlone,
     StatisticsEntry,
     StatisticsRequest,
     Unknown,
@@ -32,7 +33,7 @@ from tests.pipeline.client.bench import Caller
 
 from shapestream.client.session import LinkSettings, Session
 from shapestream.client.tickets import AnyTicket, ModelHandle, OpenTicket, RequestTicket, StatisticsTicket
-from shapestream.errors import DeadlineExceeded, Draining, Unavailable, WorkerLost
+from shapestream.errors import DeadlineExceeded, Draining, Poisoned, Unavailable, WorkerLost
 from shapestream_engine.layout import Tensors
 
 TENSORS = Tensors(layout=(), buffers=())
@@ -71,6 +72,14 @@ class AnyServer(RuleBasedStateMachine):
         """The requests that were asked for and have not come, by number, and whether they are granted."""
         self.must_ask = False
         """Whether this connection was told to ask."""
+        self.vanished_with: set[int] = set()
+        """The requests that a server had which vanished."""
+        self.ever_sent: set[int] = set()
+        self.alone: int | None = None
+        """The request that runs alone at the server, as it has said."""
+        self.lone_losses = 0
+        self.renewed = False
+        """Whether a request got another number, because its reply was lost."""
 
     # ------------------------------------------------------------ the shell
 
@@ -94,6 +103,11 @@ class AnyServer(RuleBasedStateMachine):
 
     def serve(self, entry: Entry) -> None:
         """What a server does at once; results wait for a rule."""
+        if isinstance(entry, RequestEntry):
+            suspect = "suspect" in (entry.tags or {})
+            assert suspect or entry.sequence not in self.vanished_with, "a server vanished with it"
+            assert not suspect or entry.sequence in self.ever_sent or self.renewed, "it was never sent before"
+            self.ever_sent.add(entry.sequence)
         if isinstance(entry, Hello):
             self.known = True
             self.must_ask = False
@@ -136,6 +150,8 @@ class AnyServer(RuleBasedStateMachine):
             if entry.model % 2:
                 assert self.epoch == self.given_to.setdefault(entry.sequence, self.epoch), "it may run twice"
             self.at_server[entry.sequence] = entry
+        elif isinstance(entry, RunsAlone):
+            assert self.alone == entry.sequence, "the server has not said so"
         elif isinstance(entry, Cancel):
             known = self.at_server.pop(entry.sequence, None), self.asked.pop(entry.sequence, None)
             if known != (None, None):
@@ -233,6 +249,7 @@ class AnyServer(RuleBasedStateMachine):
         """It was answered on a connection that broke, and the reply is no longer kept."""
         sequence = data.draw(st.sampled_from(sorted(self.at_server)))
         del self.at_server[sequence]
+        self.renewed = True
         self.hear(failure(sequence, "answered"))
 
     @precondition(lambda self: self.connected and self.known)
@@ -250,6 +267,14 @@ class AnyServer(RuleBasedStateMachine):
                 else:
                     self.hear(failure(sequence, "draining"))
 
+    @precondition(lambda self: self.connected and self.known and self.at_server)
+    @rule(data=st.data())
+    def run_alone(self, data: st.DataObject) -> None:
+        """The server says that a request is about to run alone, and hears that this is known."""
+        self.alone = data.draw(st.sampled_from(sorted(self.at_server)))
+        self.hear(RunsAlone(sequence=self.alone))
+        self.turn()
+
     @rule(nbytes=st.integers(50, 200), requests=st.integers(1, 5))
     def change_the_window(self, nbytes: int, requests: int) -> None:
         """The server grants more, or less."""
@@ -258,12 +283,16 @@ class AnyServer(RuleBasedStateMachine):
             self.hear(Credit(window_requests=requests, window_bytes=nbytes))
 
     @rule(new_process=st.booleans())
-    def forget(self, new_process: bool) -> None:
+    def forget(self, new_process: bool, leaves: bool = False) -> None:
         """The server forgets this client, or is another process from now on."""
+        if new_process and not self.draining and not leaves:
+            self.vanished_with |= self.at_server.keys()
         self.known = False
         self.at_server.clear()
         self.asked.clear()
         if new_process:
+            self.lone_losses += self.alone is not None
+            self.alone = None
             self.epoch += 1
             self.number += 1
             self.draining = False
@@ -273,7 +302,7 @@ class AnyServer(RuleBasedStateMachine):
     def leave(self) -> None:
         """The server says goodbye."""
         self.hear(Goodbye())
-        self.forget(new_process=True)
+        self.forget(new_process=True, leaves=True)
 
     @rule(seconds=st.floats(0.01, 6))
     def pass_time(self, seconds: float) -> None:
@@ -312,6 +341,8 @@ class AnyServer(RuleBasedStateMachine):
             self.now = max(self.now, min(self.session.next_wakeup(), self.now + 0.3))
         assert [] == self.open
         assert {} == self.session.in_flight.tickets
+        poisoned = sum(isinstance(ticket.outcome, Poisoned) for ticket in self.ended)
+        assert 2 * poisoned <= self.lone_losses, "a loss was counted that was none, or of another request"
         for ticket in self.ended:
             late = isinstance(ticket.outcome, DeadlineExceeded)
             assert not late or ticket.deadline is not None

@@ -20,6 +20,7 @@ from shapestream.scheduling.actions import (
     RejoinSlots,
     ReportFault,
     StartBatch,
+    TellLoneRun,
 )
 from shapestream.scheduling.batches import NO_FACTS, Batch, CutFacts
 from shapestream.scheduling.events import Overload
@@ -90,8 +91,16 @@ class KillAsked:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoneRunTold:
+    """The client of a suspect is to be told that it is about to run alone."""
+
+    id: int
+
+
 Seen: TypeAlias = (
     Started
+    | LoneRunTold
     | Delivered
     | Failed
     | Forgotten
@@ -120,6 +129,8 @@ def _seen(action: Action) -> Iterator[Seen]:
         case StartBatch():
             for batch in action.batches:
                 yield _started(batch)
+        case TellLoneRun():
+            yield LoneRunTold(id=action.request.id)
         case DeliverResults():
             yield Delivered(batch=action.batch.id, requests=_ids(action.requests))
         case FailRequest():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.held import held
 from tests.pipeline.serving.echo_model import echo_tensors
 
-from shapestream.serving.quarantine import FIRST_BYTES, Quarantine
+from shapestream.quarantine import FIRST_BYTES, Quarantine
 from shapestream_engine.layout import Tensors
 
 NOTHING = len(held(Quarantine(max_requests=1024, keep_s=600.0)))

@@ -32,6 +32,7 @@ from shapestream.wire.messages import (
     RequestEntry,
     ResultEntry,
     Role,
+    RunsAlone,
     SlotEnded,
     SlotHello,
     StatisticsEntry,
@@ -92,7 +93,9 @@ timings = st.builds(
     worker=names,
 )
 tag = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=128)
-tags = st.fixed_dictionaries({"request_id": tag}, optional={"traceparent": tag, "tracestate": tag})
+tags = st.fixed_dictionaries(
+    {"request_id": tag}, optional={"traceparent": tag, "tracestate": tag, "suspect": st.sampled_from("012")}
+)
 requests = st.builds(
     RequestEntry,
     sequence=integers,
@@ -116,6 +119,7 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
     Role.SERVER_OF_CLIENTS: [
         st.builds(Heartbeat),
         st.builds(Goodbye),
+        st.builds(RunsAlone, sequence=st.none() | integers),
         st.builds(Clock, sent_us=integers),
         st.builds(Hello, client=uuids, software=names),
         st.builds(OpenModel, name=names),
@@ -130,6 +134,7 @@ BY_ROLE: dict[Role, list[st.SearchStrategy[Any]]] = {
     Role.CLIENT: [
         st.builds(Heartbeat),
         st.builds(Goodbye),
+        st.builds(RunsAlone, sequence=st.none() | integers),
         st.builds(
             Welcome,
             epoch=uuids,

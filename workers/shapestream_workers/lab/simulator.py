@@ -31,6 +31,7 @@ from shapestream.scheduling.actions import (
     RejoinSlots,
     ReportFault,
     StartBatch,
+    TellLoneRun,
 )
 from shapestream.scheduling.batches import Batch
 from shapestream.scheduling.events import (
@@ -494,6 +495,8 @@ class _Simulation:
                 raise SimulationError(f"the policy could not work out {action.about}") from action.error
             case KillSlot() | RejoinSlots():
                 raise SimulationError("the policy ends a slot, and nothing hangs here")
+            case TellLoneRun():
+                raise SimulationError("the policy asks a client, and no server vanishes here")
             case _:
                 assert_never(action)
 

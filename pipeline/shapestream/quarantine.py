@@ -1,4 +1,5 @@
-"""Requests that killed workers. An equal request is refused for a while.
+"""Requests that killed workers, or servers. An equal request is refused for a while: by the server that saw workers die, and
+by the client that saw servers vanish.
 
 Digests are kept, never tensors. A request's digest, which takes about a microsecond per kilobyte, is computed only if its
 fingerprint matches: the model, the layout, and a checksum of the first bytes of each tensor.
@@ -13,6 +14,10 @@ from zlib import crc32
 
 from shapestream_engine.layout import Layout, Tensors
 
+KEEP_S = 600.0
+"""Seconds that a digest is kept. An equal request that comes later ends as many processes again."""
+MOST_REQUESTS = 1024
+"""Digests that are kept, at most, each of 16 bytes."""
 DIGEST_BYTES = 16
 """With a thousand kept digests, a different request matches one of them with a probability of 3e-36."""
 FIRST_BYTES = 4096
