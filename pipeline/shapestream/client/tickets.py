@@ -543,7 +543,7 @@ class InFlight:
         """
         guilty = []
         for ticket in self.of_kind(RequestTicket):
-            if ticket.id in self.waiting or ticket.id in self.asked or ticket.abandoned:
+            if ticket.id in self.waiting or ticket.abandoned or not ticket.may_have_run:
                 continue
             ticket.losses = (ticket.losses or 0) + (ticket.id == alone)
             ticket.lost_at |= {place}
