@@ -203,7 +203,10 @@ def test_first_axes_of_different_names_are_not_one_batch(tmp_path: Path, engine:
     )
     ran = run(tmp_path, "check", engine=engine)
     assert 0 == ran.exit_code, ran.output
-    assert "the first axes differ: input 'a' calls it 'N', input 'b' calls it 'batch_size'" in ran.stderr
+    assert (
+        "the axes that may be the batch differ: input 'a' calls it 'N', input 'b' calls it 'batch_size'"
+        in ran.stderr
+    )
     assert ALONE in ran.stdout
 
 

@@ -50,6 +50,7 @@ from shapestream_engine.probe import (
     complete_rules,
     prove,
 )
+from shapestream_engine.probing.examination import EVERY_INPUT
 from shapestream_engine.probing.inputs import Integers, Uniform, Values
 from shapestream_engine.shapes import BATCH
 from shapestream_engine.signature import ModelSignature
@@ -174,6 +175,8 @@ def judge(model: ModelSettings, signature: ModelSignature, report: ProbeReport) 
         elif finding.is_short:
             limits.append(finding.rows)
             warnings.append(_limited(model, finding))
+    if min(limits, default=2) > 1:
+        warnings += _about_common(model, signature, report)
     problems = tuple(refusal.problem(trusted=model.trust) for refusal in refused)
     if model.trust:
         return Judgement(warnings=(*problems, *warnings))
@@ -316,6 +319,22 @@ def _doubt(model: ModelSettings, finding: Finding) -> _Problem:
     if finding.verdict == "unjudged":
         return _output_place(model, finding.output), f"{about}; each request runs alone ({advice})"
     return _output_place(model, finding.output), f"{about}; requests share calls nevertheless ({advice})"
+
+
+def _about_common(model: ModelSettings, signature: ModelSignature, report: ProbeReport) -> Iterator[_Problem]:
+    """Yield a warning for each input that requests have in common, and whose values nobody described."""
+    for port in signature.inputs:
+        described = port.value is not None or not {port.name, EVERY_INPUT}.isdisjoint(model.probe)
+        if described or not signature.is_common(port) or port.name not in report.inputs:
+            continue
+        what = (
+            f"requests share calls where input {port.name!r} is equal, tried with {report.inputs[port.name]}"
+        )
+        always = f"inputs: {{{port.name}: {{value: NUMBER}}}}"
+        yield (
+            ("inputs", port.name) if port.name in model.inputs else (),
+            f"{what} (if all requests have the same, write {always}; else say by `probe` which values it has)",
+        )
 
 
 def _about_states(compiled: CompiledModel) -> tuple[_Problem, ...]:

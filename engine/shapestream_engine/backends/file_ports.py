@@ -321,7 +321,7 @@ def _input(port: FilePort, name: str, spec: InputSpec, shape: NamedShape, names:
     mask_of = None if spec.mask_of is None else names.resolve(spec.mask_of)
     with EngineError.about("inputs", name):
         element_type = _element_type("input", name, port, spec)
-        return InputPort(name, element_type, shape, dict(spec.pad), mask_of, spec.at_most_bytes)
+        return InputPort(name, element_type, shape, dict(spec.pad), mask_of, spec.at_most_bytes, spec.value)
 
 
 def _output(

@@ -18,7 +18,9 @@ from shapestream.scheduling.costs import ModelCosts
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.fairness import FairShares, GroupRoom, QueueRoom
 from shapestream.scheduling.queueing import (
+    CROWDED,
     EMPTY,
+    MOST_GROUPS,
     QUEUED,
     RERUN,
     SUSPECT,
@@ -141,7 +143,9 @@ class ModelQueue:
         self.buckets: dict[tuple[int, ...], Bucket] = {}
         """What waits in lanes, by size."""
         self.lanes: dict[tuple[int, ...], Lane] = {}
-        """The lanes with these buckets, by the sizes that may not be padded."""
+        """The lanes with these buckets, by the sizes that may not be padded, and the group."""
+        self.groups: Counter[int] = Counter()
+        """The groups that have lanes, and the number of buckets of each."""
         self.turns = Turns()
         """The flows with what waits in lanes."""
         self.due = LazyHeap(QUEUED)
@@ -262,6 +266,9 @@ class ModelQueue:
 
     def _list(self, request: Request) -> None:
         name = (*EMPTY, *request.shape) if request.empty else request.shape
+        if (group := request.arrival.group) is not None and not request.empty:
+            has_room = group in self.groups or len(self.groups) < MOST_GROUPS
+            name = (*name, group) if has_room else (*name, *CROWDED)
         bucket = self.buckets.get(name)
         if bucket is None:
             bucket = self.buckets[name] = self._open_bucket(name, request)
@@ -279,6 +286,10 @@ class ModelQueue:
             elements = prod([shape[axis] for axis in self._padded_axes])
         if request.empty:
             key = EMPTY
+        elif request.arrival.group is not None:
+            key = (*key, name[-1])
+            if name[-1:] != CROWDED:
+                self.groups[name[-1]] += 1
         lane = self.lanes.get(key)
         if lane is None:
             lane = self.lanes[key] = Lane(key)
@@ -365,6 +376,10 @@ class ModelQueue:
             self.full.pop(bucket.name, None)
         lane = bucket.lane
         lane.remove(bucket)
+        if self.groups and lane.key not in (EMPTY, CROWDED) and (group := lane.key[-1]) in self.groups:
+            self.groups[group] -= 1
+            if not self.groups[group]:
+                del self.groups[group]
         if not lane.buckets:
             del self.lanes[lane.key]
 

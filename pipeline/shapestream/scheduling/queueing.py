@@ -282,6 +282,11 @@ class LazyHeap:
 
 EMPTY = (-1,)
 """The key of the lane of requests without elements. No size is negative."""
+MOST_GROUPS = 64
+"""Groups of one model, by common inputs, that have lanes at a time. Clients choose these values, and each lane takes time of
+the planner's; requests of further groups run alone."""
+CROWDED = (-2,)
+"""The end of the key of the lane of requests that run alone because there are as many groups. No digest is negative."""
 
 _FEW_DEAD = 32
 """A bucket drops its dead entries when they are more than this, and more than the living."""

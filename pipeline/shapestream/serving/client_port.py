@@ -261,6 +261,7 @@ class ClientPort:
         try:
             model = self._models.by_number[entry.model]
             shape = model.resolve(entry.tensors.layout)
+            group = model.group_of(shape, entry.tensors)
         except IndexError:
             text = f"no model has the number {entry.model} here; open a model by its name first"
             self._fail(session, sequence, "invalid", text, entry.tags)
@@ -300,6 +301,7 @@ class ClientPort:
             nbytes=nbytes,
             deadline=None if remaining_ms is None else self._deadline(session, remaining_ms, now),
             priority=entry.priority,
+            group=group,
             session=session,
             sequence=sequence,
             served=model,

@@ -118,6 +118,7 @@ class Stage:
                 priority=options.get("priority", 0),
                 since=options.get("since"),
                 then=options.get("then", ()),
+                group=options.get("group"),
             )
             for size in sizes
         ]
