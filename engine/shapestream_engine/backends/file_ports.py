@@ -22,6 +22,8 @@ from shapestream_engine.shapes import BATCH, Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
 
 _ANY = Dimension()
+_NO_NAMES = ("?", "-1", "", "None")
+"""Words that exporters write for any size; two axes with one of them need not be equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,10 @@ class FilePort:
     """Further names that a spec may use. The position, such as `input0`, is always a name."""
     batch_axis: int | None = None
     """The axis that the file marks as the batch without a symbol; a negative number counts from the last axis."""
+
+    def __post_init__(self) -> None:
+        named = tuple(None if symbol in _NO_NAMES else symbol for symbol in self.symbols)
+        object.__setattr__(self, "symbols", named)  # frozen
 
     def __str__(self) -> str:
         return "[...]" if self.dimensions is None else f"[{','.join(map(str, self.dimensions))}]"
