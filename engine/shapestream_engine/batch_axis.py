@@ -105,6 +105,22 @@ def with_batch_axis(spec: ModelSpec, signature: ModelSignature) -> ModelSpec | N
     return replace(spec, inputs=inputs)
 
 
+def with_second_axis(spec: ModelSpec, signature: ModelSignature) -> ModelSpec | None:
+    """Name the second axis of every input `batch`, as recurrent layers have it: time first.
+
+    None unless the first two are dynamic in all of them, and neither has a name.
+    """
+    inputs = {**spec.inputs}
+    for port in _with_rows(signature):
+        names, dimensions = port.shape.names[:2], port.shape.dimensions[:2]
+        named = [name for name in names if name is not None and not _UNNAMED.fullmatch(name)]
+        if len(names) < 2 or named or any(dimension.is_static for dimension in dimensions):
+            return None
+        shape = str(NamedShape((None, BATCH, *port.shape.names[2:]), port.shape.dimensions))
+        inputs[port.name] = replace(inputs.get(port.name, InputSpec()), shape=shape)
+    return replace(spec, inputs=inputs)
+
+
 def without_batch_axis(spec: ModelSpec, signature: ModelSignature) -> ModelSpec:
     """Return the specification under which every request runs alone, whatever the file's axis names.
 

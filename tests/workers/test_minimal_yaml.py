@@ -249,6 +249,22 @@ def test_naming_one_input_names_the_symbol_everywhere(tmp_path: Path, engine: st
     assert "input  attention_mask: i64 [batch:1..8, seq:1..16]" in ran.stdout
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_second_axis_is_tried_where_the_first_is_time(tmp_path: Path, engine: str) -> None:
+    """Sums along the first axis: requests share calls along the second, and the output follows it."""
+    write_onnx(
+        tmp_path / "m.onnx",
+        [helper.make_node("CumSum", ["x", "axis"], ["y"])],
+        {"x": [None, None, 4]},
+        {"y": [None, None, 4]},
+        {"axis": np.array(0)},
+    )
+    ran = run(tmp_path, "check", engine=engine)
+    assert 0 == ran.exit_code, ran.output
+    assert "input  x: f32 [?, batch, 4]" in ran.stdout
+    assert BATCHED in ran.stdout
+
+
 def summed(path: Path) -> None:
     """Rows of `x` that are above 0, each with its index: `y` has rows whose owners neither file nor YAML names."""
     write_onnx(

@@ -379,8 +379,8 @@ def _default_rule(name: str, shape: NamedShape, unfollowed: str | None) -> Rule:
     if shape.names.count(BATCH) == 1:
         return Rows()
     raise RuleMissing(
-        f"output {name!r} is [{shape}], in which {unfollowed}; state the rule that divides it, such as "
-        f"outputs: {{{name}: {{rule: index_column, column: 0}}}}, or name its axes: {{shape: ...}}",
+        f"output {name!r} is [{shape}], in which {unfollowed}; state the rule that divides it, or name its axes: "
+        f"outputs: {{{name}: {{rule: ...}}}} or {{shape: ...}}",
         output=name,
     )
 

@@ -16,7 +16,7 @@ from shapestream_engine.arrays import arrays_of
 from shapestream_engine.batching.assembly import Assembly
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError
-from shapestream_engine.output_rules import Counts, IndexColumn, Recount, Rows, Shared, With
+from shapestream_engine.output_rules import Counts, IndexColumn, Recount, Rows, Shared, With, rule_to_dict
 from shapestream_engine.ports import OutputPort
 from shapestream_engine.probing.baseline import Baseline, find_baseline, tells
 from shapestream_engine.probing.cases import SMALL_BATCH, batching_cases, most_rows
@@ -45,17 +45,22 @@ def guess_rules(
     seed: int,
     announce: Announce,
     skip: frozenset[str],
-) -> dict[str, OutputPort]:
-    """Return the ports, with rule and axis names, of the `unknown` outputs whose rule is certain, or must be proved.
+) -> tuple[dict[str, OutputPort], dict[str, str]]:
+    """Return the ports, with rule and axis names, of the `unknown` outputs whose rule is certain, or must be proved; and of
+    the others what was tried and what came of it, in words.
 
     The signature of `model` declares unknown outputs as `shared`, so that they are not divided.
     """
     signature = model.signature
     calls = DirectCalls(model, signature, announce, keep=_REMEMBERED)
-    baseline, _ = find_baseline(calls, values, seed=seed, computed_in=None, skip=skip)
+    baseline, complaint = find_baseline(calls, values, seed=seed, computed_in=None, skip=skip)
     rows = min(SMALL_BATCH, most_rows(signature, max_batch))
-    if baseline is None or rows < 2:
-        return {}
+    if baseline is None:
+        return {}, dict.fromkeys(
+            unknown, f"no rule could be tried, since the model took no request: {complaint}"
+        )
+    if rows < 2:
+        return {}, dict.fromkeys(unknown, "no rule could be tried, since no call has several rows")
     with calls.phase("rules"):
         for case in islice(batching_cases(baseline, rows), _CASES):
             with suppress(EngineError, RuntimeError):
@@ -71,7 +76,9 @@ def guess_rules(
             port.name: found for port in unruled if (found := search.rows_by_shape(port)) is not None
         }
         if not new:
-            return _without_doubtful_shared(signature, decided, known, baseline)
+            certain = _without_doubtful_shared(signature, decided, known, baseline)
+            left = [port for port in signature.outputs if port.name in unknown and port.name not in certain]
+            return certain, {port.name: search.words(port, known) for port in left}
         decided |= new
 
 
@@ -99,6 +106,21 @@ class _Search:
 
     signature: ModelSignature
     recorded: Sequence[RecordedCall]
+
+    def words(self, port: OutputPort, known: Mapping[str, OutputPort]) -> str:
+        """Say which rules were tried for an output whose rule is not certain, and which lines would hold."""
+        tried = [*self._independent(port), *_dependent(port, known)]
+        held = [line_of(each) for each in tried if self._holds(each, known)]
+        on = f"on {sum(len(seen.members) > 1 for seen in self.recorded)} calls of several requests"
+        if len(held) > 1:
+            return f"{on} these hold alike: {' and '.join(held)} (write the one that is meant)"
+        if held:
+            return f"{on} only {held[0]} holds, but some output never changed (write it if it is meant)"
+        rules = ", ".join(dict.fromkeys(each.rule.NAME for each in tried))
+        return (
+            f"tried {on}: {rules}; with none does each request get what it gets alone (docs/configuration.md#outputs has "
+            "the others)"
+        )
 
     def only_rule(self, port: OutputPort, known: Mapping[str, OutputPort]) -> OutputPort | None:
         """Return the port with the only rule that holds; None if none or several hold."""
@@ -161,6 +183,14 @@ class _Search:
         if not all(compare(first, second, tolerance).within for first, second in compared):
             return False
         return sum(tells(first) and not tolerance.hides(first) for first, _ in compared) >= _ENOUGH
+
+
+def line_of(port: OutputPort) -> str:
+    """Return the line of YAML that states the rule of an output."""
+    if isinstance(port.rule, Rows):
+        return f"outputs: {{{port.name}: {{shape: '{port.shape}'}}}}"
+    arguments = ", ".join(f"{key}: {value}" for key, value in rule_to_dict(port.rule).items())
+    return f"outputs: {{{port.name}: {{{arguments}}}}}"
 
 
 def _dependent(port: OutputPort, known: Mapping[str, OutputPort]) -> Iterator[OutputPort]:
