@@ -151,8 +151,10 @@ def compile_with_rules(
             spec, probe_options(model), threads=threads, cache=ProofCache.of_environment()
         )
         if error.output not in rules:
-            why = unruled.get(error.output)
-            raise error if why is None else RuleMissing(f"{error}; {why}", output=error.output) from error
+            if error.output not in unruled:
+                raise
+            words = f"{error}; {unruled[error.output]}"
+            raise RuleMissing(words, output=error.output) from error
         return complete, compile_model(complete, slots=slots, threads=threads), rules
 
 

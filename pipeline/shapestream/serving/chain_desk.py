@@ -232,7 +232,7 @@ class ChainDesk:
         model = self._models.by_name[name]
         try:
             shape = model.resolve(part.tensors.layout)
-            group = model.group_of(shape, part.tensors)
+            group = model.group_of(shape, part.tensors) if model.has_alike else None
             if model.takes_strings:
                 check_longest(model.signature.inputs, part.tensors)
         except ShapeError as error:

@@ -261,7 +261,7 @@ class ClientPort:
         try:
             model = self._models.by_number[entry.model]
             shape = model.resolve(entry.tensors.layout)
-            group = model.group_of(shape, entry.tensors)
+            group = model.group_of(shape, entry.tensors) if model.has_alike else None
         except IndexError:
             text = f"no model has the number {entry.model} here; open a model by its name first"
             self._fail(session, sequence, "invalid", text, entry.tags)

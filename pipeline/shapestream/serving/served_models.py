@@ -75,6 +75,7 @@ class ServedModel:
         "_fixed",
         "chain",
         "description",
+        "has_alike",
         "name",
         "number",
         "profile",
@@ -105,6 +106,8 @@ class ServedModel:
         self._common = [
             number for number, port in numbered if signature.is_common(port) and port.value is None
         ]
+        self.has_alike = bool(self._fixed or self._common)
+        """Whether requests have inputs that `group_of` compares."""
         self.description = signature.to_dict()
         """The signature as plain data."""
         self.resolve = lru_cache(REMEMBERED)(signature.resolve)
