@@ -41,6 +41,8 @@ __all__ = [
     "prove",
 ]
 
+EVERY_OUTPUT = "*"
+"""Stands for all outputs without a rule, where the search for rules did not end."""
 _MOST_CHILDREN = 8
 """Largest number of child processes of one proof."""
 
@@ -165,7 +167,12 @@ def _guess(task: Task) -> ProbeReport:
         findings=(),
         rules={name: rule_to_dict(port.rule) for name, port in found.items()},
         follows={name: str(port.shape) for name, port in found.items()},
-        unruled=(heard.outcome or {}).get("unruled", {}),
+        unruled=(heard.outcome or {}).get("unruled", {})
+        or (
+            {}
+            if heard.end is None
+            else {EVERY_OUTPUT: f"the search for a rule ended: {heard.end} ({heard.case})"}
+        ),
         conclusive=heard.end is None and not crashes,
     )
 

@@ -43,6 +43,7 @@ from shapestream_engine.errors import EngineError, RuleMissing
 from shapestream_engine.model import ModelSpec, compile_model
 from shapestream_engine.output_rules import List, Shared
 from shapestream_engine.probe import (
+    EVERY_OUTPUT,
     Finding,
     ProbeOptions,
     ProbeReport,
@@ -151,10 +152,10 @@ def compile_with_rules(
             spec, probe_options(model), threads=threads, cache=ProofCache.of_environment()
         )
         if error.output not in rules:
-            if error.output not in unruled:
+            why = unruled.get(error.output, unruled.get(EVERY_OUTPUT))
+            if why is None:
                 raise
-            words = f"{error}; {unruled[error.output]}"
-            raise RuleMissing(words, output=error.output) from error
+            raise RuleMissing(f"{error}; {why}", output=error.output) from error
         return complete, compile_model(complete, slots=slots, threads=threads), rules
 
 
