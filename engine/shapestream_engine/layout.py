@@ -56,7 +56,7 @@ class RequestShape:
     """Bytes of each tensor, parallel to the layout."""
     total_nbytes: int
     positions: tuple[int | None, ...]
-    """Position in the layout of each input of the signature; None for a mask that the request lacks."""
+    """Position in the layout of each input of the signature; None for one that the request lacks."""
     rounded: tuple[int, ...] = ()
     """Sizes after the strategy's padding, rows excepted; requests with equal ones share calls. Empty: its own sizes."""
     answer: Tensors | None = None

@@ -52,6 +52,8 @@ class InputSpec:
     mask_of: str | None = None
     at_most_bytes: int | None = None
     """Bound of each element of an input of strings, in bytes; None: 1 MiB."""
+    value: PadValue | None = None
+    """The value of each element in all requests, which may then lack the input; None: as the request has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,8 @@ MAX_RANK = 32
 PadValue: TypeAlias = "int | float | bool"
 DEFAULT_AT_MOST_BYTES = 1 << 20
 """Bytes of the longest string of an input that states no bound."""
+MAX_COMMON_BYTES = 1 << 10
+"""Bytes of the largest input that requests may have in common: as many as travel inline, so comparing them costs little."""
 MAX_AT_MOST_BYTES = (1 << 32) - 1
 """Largest bound of a string in bytes: a string is sent with its length as u32."""
 
@@ -83,18 +85,21 @@ class InputPort(Port):
     `pad` allows padding: dimension name -> value of the added elements. Elements outside the request along several
     dimensions get the value of the first. `mask_of` names the input that this one masks, with 1 in the request's region
     and 0 in the padding. The mask is made if a request lacks it. `at_most_bytes` bounds each element of an input of
-    strings; it is None for numbers.
+    strings; it is None for numbers. `value` is that of each element, where all requests have the same; a request may lack
+    the input.
     """
 
     KIND: ClassVar[str] = "input"
     pad: Mapping[str, PadValue] = field(default_factory=dict, hash=False)
     mask_of: str | None = None
     at_most_bytes: int | None = None
+    value: PadValue | None = None
 
     def __post_init__(self) -> None:
         Port.__post_init__(self)  # super() fails in a dataclass with slots
         with EngineError.about("inputs", self.name):
             self._check_strings()
+            self._check_value()
         for dimension, value in self.pad.items():
             with EngineError.about("inputs", self.name):
                 self._check_pad(dimension, value)
@@ -123,6 +128,30 @@ class InputPort(Port):
                 zip(self.shape.names, self.shape.dimensions, strict=True)
             )
         )
+
+    @property
+    def is_common(self) -> bool:
+        """Tell whether a call has this input once, for all its requests, which must have equal bytes of it.
+
+        It is small, of one shape, and without the batch axis: a rate, a threshold, a flag.
+        """
+        if self.is_string or self.is_dynamic or self.mask_of is not None or BATCH in self.shape.names:
+            return False
+        sizes = [dimension.minimum for dimension in self.shape.dimensions]
+        return math.prod(sizes) * dtype_of(self.element_type).itemsize <= MAX_COMMON_BYTES
+
+    @property
+    def may_lack(self) -> bool:
+        """Tell whether a request may lack this input, because the server makes it."""
+        return self.mask_of is not None or self.value is not None
+
+    @property
+    def value_bytes(self) -> bytes | None:
+        """The bytes of an input whose value is fixed; else None."""
+        if self.value is None:
+            return None
+        sizes = [dimension.minimum for dimension in self.shape.dimensions]
+        return np.full(sizes, self.value, dtype_of(self.element_type)).tobytes()
 
     @property
     def bytes_dimension(self) -> str | None:
@@ -154,6 +183,18 @@ class InputPort(Port):
         elif type(most) is not int or not 1 <= most <= MAX_AT_MOST_BYTES:
             raise SignatureError(f"{where}: at_most_bytes is from 1 to {MAX_AT_MOST_BYTES}, not {most!r}")
 
+    def _check_value(self) -> None:
+        if self.value is None:
+            return
+        where = f"input {self.name!r}: value"
+        if not self.is_common:
+            raise SignatureError(
+                f"{where} is for numbers of one shape, without a batch axis, of at most {MAX_COMMON_BYTES} bytes; "
+                f"this input is {self.element_type} [{self.shape}]"
+            )
+        if not _holds(self.element_type, self.value):
+            raise SignatureError(f"{where}: {self.element_type} cannot hold {self.value!r}")
+
     def _check_pad(self, dimension: str, value: PadValue) -> None:
         where = f"input {self.name!r}: pad {dimension!r}"
         if dimension == BATCH:
@@ -170,7 +211,12 @@ class InputPort(Port):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data from which `from_dict` makes an equal port."""
-        own = {"pad": dict(self.pad), "mask_of": self.mask_of, "at_most_bytes": self.at_most_bytes}
+        own = {
+            "pad": dict(self.pad),
+            "mask_of": self.mask_of,
+            "at_most_bytes": self.at_most_bytes,
+            "value": self.value,
+        }
         return {
             **Port.to_dict(self),
             **{key: stated for key, stated in own.items() if stated not in (None, {})},
@@ -190,12 +236,14 @@ class InputPort(Port):
             dict(pad),
             None if mask_of is None else _text(plain, "mask_of"),
             plain.get("at_most_bytes"),
+            plain.get("value"),
         )
 
     def __str__(self) -> str:
         notes = [f"pad {name} with {value}" for name, value in self.pad.items()]
         notes += [f"mask of {self.mask_of}"] if self.mask_of is not None else []
         notes += [f"at most {self.at_most_bytes} bytes each"] if self.at_most_bytes is not None else []
+        notes += [f"always {self.value}"] if self.value is not None else []
         return f"{self.name}: {self.element_type} [{self.shape}]" + "".join(f", {note}" for note in notes)
 
 
@@ -335,7 +383,7 @@ class DimensionTable:
     paddable: tuple[bool, ...]
     """True if every input with the dimension allows padding; always False for `batch`."""
     has_batch: bool
-    """True if every input has a dynamic dimension `batch`; otherwise requests cannot share calls."""
+    """True if every input has a dynamic dimension `batch` or is common; otherwise requests cannot share calls."""
     axes: tuple[tuple[int | None, ...], ...]
     """The dimension number of each axis of each input; None for a static axis."""
     strings: tuple[int | None, ...]
@@ -348,7 +396,7 @@ class DimensionTable:
     def of(cls, inputs: Sequence[InputPort]) -> DimensionTable:
         """Return the table of these inputs; raises `SignatureError` if they contradict each other."""
         axis_names = [port.axis_names for port in inputs]
-        has_batch = bool(inputs) and all(BATCH in names for names in axis_names)
+        has_batch = has_batch_axis(inputs)
         first = [BATCH] if has_batch else []
         implied = [port.bytes_dimension for port in inputs]
         per_input = zip(axis_names, implied, strict=True)
@@ -375,6 +423,12 @@ class DimensionTable:
             ),
             strings=tuple(None if name is None else number[name] for name in implied),
         )
+
+
+def has_batch_axis(inputs: Sequence[InputPort]) -> bool:
+    """Tell whether requests can share calls: some input has a batch axis, and the others have one or are common."""
+    own = [BATCH in port.axis_names for port in inputs]
+    return any(own) and all(has or port.is_common for has, port in zip(own, inputs, strict=True))
 
 
 def _bounds(

@@ -41,6 +41,8 @@ __all__ = [
     "prove",
 ]
 
+EVERY_OUTPUT = "*"
+"""Stands for all outputs without a rule, where the search for rules did not end."""
 _MOST_CHILDREN = 8
 """Largest number of child processes of one proof."""
 
@@ -89,8 +91,9 @@ def complete_rules(
     *,
     threads: int | None = None,
     cache: ProofCache | None = None,
-) -> tuple[ModelSpec, dict[str, Mapping[str, Any]]]:
-    """Return the specification completed by rules that the live model shows with certainty, and these rules.
+) -> tuple[ModelSpec, dict[str, Mapping[str, Any]], dict[str, str]]:
+    """Return the specification completed by rules that the live model shows with certainty, these rules, and for other
+    outputs what was tried, in words.
 
     Uncertain rules are left out; compilation then reports them as missing. The result still needs `prove`.
     """
@@ -100,7 +103,7 @@ def complete_rules(
     for name, shape in known.follows.items():
         stated = outputs.get(name, OutputSpec())
         outputs[name] = replace(stated, rule=dict(known.rules[name]), shape=shape)
-    return replace(spec, outputs=outputs), dict(known.rules)
+    return replace(spec, outputs=outputs), dict(known.rules), dict(known.unruled)
 
 
 def compare_beside(
@@ -164,6 +167,12 @@ def _guess(task: Task) -> ProbeReport:
         findings=(),
         rules={name: rule_to_dict(port.rule) for name, port in found.items()},
         follows={name: str(port.shape) for name, port in found.items()},
+        unruled=(heard.outcome or {}).get("unruled", {})
+        or (
+            {}
+            if heard.end is None
+            else {EVERY_OUTPUT: f"the search for a rule ended: {heard.end} ({heard.case})"}
+        ),
         conclusive=heard.end is None and not crashes,
     )
 

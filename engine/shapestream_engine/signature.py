@@ -70,7 +70,7 @@ def _resolved(signature: ModelSignature, layout: Any) -> RequestShape:
 
 
 def _positions(inputs: Sequence[InputPort], layout: Any) -> list[int | None]:
-    """Return the position of each input in the layout; None for a mask that is left out."""
+    """Return the position of each input in the layout; None for one that is left out, and that the server makes."""
     if not isinstance(layout, tuple):
         raise ShapeError(f"a layout is a tuple of (port, element type, shape), not {type(layout).__name__}")
     positions: list[int | None] = [None] * len(inputs)
@@ -86,12 +86,12 @@ def _positions(inputs: Sequence[InputPort], layout: Any) -> list[int | None]:
     missing = [
         port.name
         for port, position in zip(inputs, positions, strict=True)
-        if position is None and port.mask_of is None
+        if position is None and not port.may_lack
     ]
     if missing:
         raise ShapeError(
             f"missing input {', '.join(map(repr, missing))}; the model has {_listing(inputs)}; "
-            "only masks may be left out (send all others, also where a function has a default)"
+            "only masks and fixed values may be left out (send all others, also where a function has a default)"
         )
     return positions
 
@@ -162,7 +162,7 @@ def _within_bounds(
     """Check the sizes against the bounds of all inputs, which may be tighter than a single port's."""
     own = []
     for number, size in enumerate(sizes):
-        # The size is always known: only masks may be left out, and a mask has no dimension that its source lacks.
+        # The size is always known: a mask has no dimension that its source lacks, and a fixed value has none.
         assert size is not None
         if size not in table.bounds[number]:
             raise ShapeError(
@@ -190,6 +190,16 @@ def _listing(inputs: Sequence[InputPort]) -> str:
 # on that statement alone. So if the ports do not determine the results, the request never runs at padded sizes.
 
 
+def _has_elements(signature: ModelSignature, request: RequestShape) -> bool:
+    """Tell whether a request has elements of its own, those that it has in common with others apart."""
+    if not signature.has_batch:
+        return request.total_nbytes > 0
+    return any(
+        position is not None and request.nbytes[position] and not signature.is_common(port)
+        for port, position in zip(signature.inputs, request.positions, strict=True)
+    )
+
+
 def _empty_answer(signature: ModelSignature, request: RequestShape) -> Tensors | None:
     """Return the results of a request without elements; None if only a call of exactly its sizes shows them. Raises
     `ShapeError` if the call may be padded or filled up, or needs a mask that is larger than the request."""
@@ -205,7 +215,8 @@ def _empty_answer(signature: ModelSignature, request: RequestShape) -> Tensors |
             f"{about}output {unknown[0]!r} needs a call, which would hold padding alone; send elements"
         )
     for number, port in enumerate(signature.inputs):
-        if request.positions[number] is None and all(own.get(name or "", 1) for name in port.axis_names):
+        is_lacking = request.positions[number] is None and port.value is None
+        if is_lacking and all(own.get(name or "", 1) for name in port.axis_names):
             raise ShapeError(f"{about}send the mask {port.name!r}, which has more elements than the request")
     return None
 
@@ -304,9 +315,13 @@ class ModelSignature:
         remember layouts.
         """
         request = _resolved(self, layout)
-        if request.total_nbytes or not self.inputs:
+        if not self.inputs or _has_elements(self, request):
             return request
         return replace(request, answer=_empty_answer(self, request))
+
+    def is_common(self, port: InputPort) -> bool:
+        """Tell whether a call has this input once for all its requests."""
+        return self.has_batch and port.is_common
 
     def round_up(self, sizes: Sizes) -> Sizes:
         """Return the next allowed sizes, to which a request is padded. Rows stay, because requests add up.

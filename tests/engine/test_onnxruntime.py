@@ -132,7 +132,7 @@ def test_an_output_without_the_batch_axis_needs_a_rule() -> None:
         {"x": (F32, ["batch", "n"])},
         {"y": (I64, [None, 2])},
     )
-    with pytest.raises(SignatureError, match=r"output 'y' is \[\?, 2\].* no axis 'batch'.* index_column"):
+    with pytest.raises(SignatureError, match=r"output 'y' is \[\?, 2\].* no axis 'batch'.* state the rule"):
         compile_model(spec_of(found))
     ruled = spec_of(found, outputs={"output0": OutputSpec(rule={"rule": "index_column", "column": 0})})
     signature = compile_model(ruled).signature

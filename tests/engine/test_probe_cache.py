@@ -169,6 +169,7 @@ CHANGED: dict[type, dict[str, object]] = {
         "pad": {"n": 1},
         "mask_of": "b",
         "at_most_bytes": 64,
+        "value": 2,
     },
     OutputSpec: {"rule": {"rule": "shared"}, "shape": "n", "element_type": "f64"},
 }

@@ -11,10 +11,12 @@ import pytest
 
 from shapestream_engine.element_types import ELEMENT_TYPES, dtype_of
 from shapestream_engine.errors import EngineError
-from shapestream_engine.ports import InputPort
+from shapestream_engine.output_rules import Whole
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.probing.inputs import Integers, Normal, Uniform, default_values, drawn, filled
 from shapestream_engine.probing.tolerances import TOLERANCES, OutputTolerance, coarser, compare
 from shapestream_engine.shapes import NamedShape
+from shapestream_engine.signature import ModelSignature
 
 EXACT = OutputTolerance.of(None, [])
 
@@ -90,7 +92,9 @@ def test_values_are_of_their_type_and_in_range(element_type: str) -> None:
     """Every default, drawn and filled, without a wrap-around."""
     random = np.random.default_rng(0)
     port = InputPort("x", element_type, NamedShape.parse("?, ?, ?, ?"))
-    for values in (*default_values(port), Integers(-300, 300), Uniform(-1, 1e9), Normal(0, 1e9)):
+    output = OutputPort("y", element_type, NamedShape.parse("?"), Whole())
+    signature = ModelSignature("m", (port,), (output,))
+    for values in (*default_values(signature, port), Integers(-300, 300), Uniform(-1, 1e9), Normal(0, 1e9)):
         for number in range(2):
             array = drawn(values, element_type, (2, 3, 9, 10), random, number=number)
             assert (dtype_of(element_type), (2, 3, 9, 10)) == (array.dtype, array.shape)

@@ -48,7 +48,7 @@ def test_the_rules_of_a_detector_are_seen(
     spec = detector(tmp_path, build)
     with pytest.raises(RuleMissing):
         compile_model(spec)
-    complete, rules = complete_rules(spec, GENTLE)
+    complete, rules, _ = complete_rules(spec, GENTLE)
     assert expected == {name: dict(rule) for name, rule in rules.items()}
     report = prove(complete, compile_model(complete), GENTLE)
     assert {"proved"} == {finding.verdict for finding in report.findings}, "\n".join(report.lines())
@@ -57,7 +57,7 @@ def test_the_rules_of_a_detector_are_seen(
 def test_rules_that_are_stated_are_left_alone(tmp_path: Path) -> None:
     """Only what is missing is looked for."""
     spec = detector(tmp_path, padded)
-    complete, rules = complete_rules(spec, ProbeOptions())
+    complete, rules, _ = complete_rules(spec, ProbeOptions())
     assert (spec, {}) == (complete, rules)
 
 
@@ -65,7 +65,7 @@ def test_what_finds_nothing_shows_no_rule(tmp_path: Path) -> None:
     """Where all is empty, every rule would do: the user is asked."""
     spec = detector(tmp_path, ssd)
     options = ProbeOptions(values={"image": Uniform(0.0, 0.0)})
-    complete, rules = complete_rules(spec, options)
+    complete, rules, _ = complete_rules(spec, options)
     assert {} == rules, "neither the total nor the anchors changed, but they had no occasion to"
     with pytest.raises(RuleMissing, match="state the rule that divides it"):
         compile_model(complete)
@@ -81,7 +81,11 @@ def test_rows_that_are_nobodys_show_no_rule(tmp_path: Path) -> None:
     spec = ModelSpec(
         name="nobodys", path=tmp_path / "nobodys.xml", inputs={"x": InputSpec(shape="batch:1..8, n:1..64")}
     )
-    assert {} == complete_rules(spec, ProbeOptions(values={"x": Normal(0, 1)}))[1]
+    _, rules, why = complete_rules(spec, ProbeOptions(values={"x": Normal(0, 1)}))
+    assert {} == rules
+    assert why["found"].startswith(
+        "tried on 24 calls of several requests: shared, index_column; with none does each request"
+    )
 
 
 def test_a_guess_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def test_sizes_of_zero_are_sizes() -> None:
 
 
 BAD_LAYOUTS: list[tuple[str, Any, str]] = [
-    ("missing", (IDS,), r"missing input 'image'; the model has 0 'ids'; 1 'image'; 2 'mask'; only masks may be left out"),
+    ("missing", (IDS,), r"missing input 'image'; the model has 0 'ids'; 1 'image'; 2 'mask'; only masks and fixed values"),
     ("all missing", (), r"missing input 'ids', 'image'"),
     ("extra", (IDS, IMAGE, MASK, (3, "f32", (1,))), r"there is no input number 3; the model has 0 'ids'"),
     ("negative port", (IDS, (-1, "f32", (3, 5, 2, 9))), r"there is no input number -1"),

@@ -23,7 +23,7 @@ from shapestream_engine.output_rules import (
     Whole,
     With,
 )
-from shapestream_engine.ports import InputPort, OutputPort
+from shapestream_engine.ports import InputPort, OutputPort, has_batch_axis
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 
@@ -43,7 +43,7 @@ def signature(*ports: InputPort | OutputPort) -> ModelSignature:
     inputs = tuple(port for port in ports if isinstance(port, InputPort))
     outputs = tuple(port for port in ports if isinstance(port, OutputPort))
     if not outputs:
-        batched = bool(inputs) and all("batch" in port.axis_names for port in inputs)
+        batched = has_batch_axis(inputs)
         outputs = (output_port("y", "batch" if batched else "?", Rows() if batched else Whole()),)
     return ModelSignature("m", inputs, outputs)
 
@@ -84,7 +84,10 @@ def test_a_static_axis_ties_the_dynamic_ones_of_its_name() -> None:
         (["batch, 3"], True),
         (["3, batch"], True),
         (["batch", "n, batch:..8"], True),
-        (["batch, 3", "3"], False),
+        (["batch, 3", "3"], True),
+        (["batch, 3", "257"], False),
+        (["batch, 3", "n"], False),
+        (["3", ""], False),
         (["batch:4, 3"], False),
         (["batch:4, 3", "batch, 3"], False),
         (["n, 3"], False),
@@ -94,7 +97,7 @@ def test_a_static_axis_ties_the_dynamic_ones_of_its_name() -> None:
 def test_a_model_has_a_batch_axis_when_every_input_has_a_dynamic_one(
     shapes: list[str], expected: bool
 ) -> None:
-    """One input without it, or with a fixed one, and requests cannot be put together."""
+    """One input without it, or with a fixed one, and requests cannot be put together, unless they have it in common."""
     model = signature(*(input_port(f"x{number}", shape) for number, shape in enumerate(shapes)))
     assert expected == model.has_batch
 

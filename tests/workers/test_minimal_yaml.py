@@ -203,7 +203,10 @@ def test_first_axes_of_different_names_are_not_one_batch(tmp_path: Path, engine:
     )
     ran = run(tmp_path, "check", engine=engine)
     assert 0 == ran.exit_code, ran.output
-    assert "the first axes differ: input 'a' calls it 'N', input 'b' calls it 'batch_size'" in ran.stderr
+    assert (
+        "the axes that may be the batch differ: input 'a' calls it 'N', input 'b' calls it 'batch_size'"
+        in ran.stderr
+    )
     assert ALONE in ran.stdout
 
 
@@ -244,6 +247,22 @@ def test_naming_one_input_names_the_symbol_everywhere(tmp_path: Path, engine: st
     ran = run(tmp_path, "check", "    inputs: {input_ids: {shape: 'batch:1..8, seq:1..16'}}", engine=engine)
     assert (0, "") == (ran.exit_code, ran.stderr)
     assert "input  attention_mask: i64 [batch:1..8, seq:1..16]" in ran.stdout
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_second_axis_is_tried_where_the_first_is_time(tmp_path: Path, engine: str) -> None:
+    """Sums along the first axis: requests share calls along the second, and the output follows it."""
+    write_onnx(
+        tmp_path / "m.onnx",
+        [helper.make_node("CumSum", ["x", "axis"], ["y"])],
+        {"x": [None, None, 4]},
+        {"y": [None, None, 4]},
+        {"axis": np.array(0)},
+    )
+    ran = run(tmp_path, "check", engine=engine)
+    assert 0 == ran.exit_code, ran.output
+    assert "input  x: f32 [?, batch, 4]" in ran.stdout
+    assert BATCHED in ran.stdout
 
 
 def summed(path: Path) -> None:

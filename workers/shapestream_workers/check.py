@@ -68,6 +68,8 @@ class ModelReport:
     engine: EngineChoice
     properties: dict[str, str]
     calls: tuple[str, ...]
+    is_partial: bool
+    """Whether it refused some of the sizes that were tried."""
     proof: ProbeReport
     engines: EnginesReport | None
     """The comparison with another engine; None if there was none."""
@@ -95,6 +97,7 @@ class CheckReport:
             yield ""
         for folder in self.folders:
             yield from folder.lines()
+        uneven = sum(model.is_partial for model in self.models)
         for model in self.models:
             yield from model.signature.describe()
             yield f"  engine {model.engine.engine}" + (f" ({model.engine.why})" if model.engine.why else "")
@@ -113,7 +116,8 @@ class CheckReport:
             fits = {0: "", 1: ", 1 chain fits them"}.get(
                 len(self.chains), f", {len(self.chains)} chains fit them"
             )
-            yield f"ok: {len(self.models)} model{'s' if len(self.models) != 1 else ''} compiled and run{fits}"
+            some = f", {uneven} not at all sizes that were tried (see the warning)" if uneven else ""
+            yield f"ok: {len(self.models)} model{'s' if len(self.models) != 1 else ''} compiled and run{some}{fits}"
 
     def to_dict(self, shown: LoadedSettings | None) -> dict[str, Any]:
         """Return the report for a script."""
@@ -249,13 +253,16 @@ def _check_model(
                 for found in engines.differences
             ]
         # A model that ended its trial's process is not run in this one.
-        calls = () if proof.notes else _made_up_calls(loaded, place, settings, compiled, report)
+        calls, is_partial = (
+            ((), False) if proof.notes else _made_up_calls(loaded, place, settings, compiled, report)
+        )
         report.models.append(
             ModelReport(
                 signature=compiled.signature,
                 engine=choice,
                 properties=dict(compiled.properties),
                 calls=tuple(calls),
+                is_partial=is_partial,
                 proof=proof,
                 engines=engines,
                 padding=advise_padding(settings, tried, slots=slots, threads=threads),
@@ -298,8 +305,11 @@ def _made_up_calls(
     settings: ModelSettings,
     compiled: CompiledModel,
     report: CheckReport,
-) -> Sequence[str]:
-    """Run the model as requests would. Return the calls that ran; findings are added to the report."""
+) -> tuple[Sequence[str], bool]:
+    """Run the model as requests would. Return the calls that ran, and whether sizes were refused that it need not take.
+
+    Findings are added to the report.
+    """
     runner = _CheckRunner(settings, compiled)
     try:
         _try_sizes(runner)
@@ -307,7 +317,7 @@ def _made_up_calls(
         runner.problems.append(str(error))
     report.problems += [loaded.problem(place, words) for words in runner.problems]
     report.warnings += [loaded.problem(place, words) for words in runner.warnings]
-    return runner.calls
+    return runner.calls, bool(runner.warnings)
 
 
 def _try_sizes(runner: _CheckRunner) -> None:
@@ -333,13 +343,20 @@ def _try_sizes(runner: _CheckRunner) -> None:
             ran.append(sizes)
         elif size not in OTHER_SIZES:
             failed[sizes] = words
-    for sizes, words in failed.items():
-        what = f"failed on made-up inputs, {signature.spell(sizes)}: {words}"
-        advice = _bounds_advice(runner, sizes, ran[0]) if ran else None
+    if failed and ran:
+        what = (
+            f"failed on made-up inputs, {'; '.join(map(signature.spell, failed))}: {[*failed.values()][-1]}"
+        )
+        advice = _SizeAdvice(runner, ran[0], [*failed]).words()
         if advice is None:
             runner.problems.append(f"{what}{runner.hint}")
         else:
             runner.warnings.append(f"{what} ({advice})")
+    else:
+        runner.problems += [
+            f"failed on made-up inputs, {signature.spell(sizes)}: {words}{runner.hint}"
+            for sizes, words in failed.items()
+        ]
     shares = signature.has_batch and not signature.strategy.alone
     most = signature.bounds[0].maximum if shares else 0
     if shares and ran and (most is None or most >= 2 * small[0]):
@@ -349,35 +366,96 @@ def _try_sizes(runner: _CheckRunner) -> None:
             runner.problems.append(f"failed on made-up inputs, {call}: {words}{runner.hint}")
 
 
-def _bounds_advice(runner: _CheckRunner, failed: tuple[int, ...], ran: tuple[int, ...]) -> str | None:
-    """Return the shapes to state so that requests of sizes like the failed ones are refused before they run.
+class _SizeAdvice:
+    """The bounds to state, so that requests of sizes which the model refuses are refused before they run.
 
-    None where the model refuses the number of rows rather than these sizes: then the model is at fault.
+    Each bound is tried before it is advised: the model runs at it, and not one beyond.
     """
-    signature = runner.signature
-    first = 1 if signature.has_batch else 0
-    if runner.run([(*ran[:first], *failed[first:])], told=False) is None:
-        return None
-    different = [number for number in range(first, len(ran)) if failed[number] != ran[number]]
-    alone = [
-        number
-        for number in different
-        if runner.run([(*ran[:number], failed[number], *ran[number + 1 :])], told=False) is not None
-    ]
-    to_blame = alone or different
-    shapes = {}
-    for port, axes in zip(signature.inputs, signature.table.axes, strict=True):
-        dimensions = tuple(
-            own if number is None or number not in to_blame else _bounded(own, failed[number], ran[number])
-            for number, own in zip(axes, port.shape.dimensions, strict=True)
-        )
-        if dimensions != port.shape.dimensions:
-            shapes[port.name] = str(NamedShape(port.shape.names, dimensions))
-    return f"if the model takes no such sizes, bound them, such as by {inputs_line(shapes)}"
 
+    def __init__(self, runner: _CheckRunner, ran: tuple[int, ...], failed: Sequence[tuple[int, ...]]) -> None:
+        self._runner = runner
+        self._signature = runner.signature
+        self._ran = ran
+        self._failed = failed
+        self._known: dict[tuple[int, ...], bool] = {}
 
-def _bounded(own: Dimension, failed: int, ran: int) -> Dimension:
-    return Dimension(ran, own.maximum) if failed < ran else Dimension(own.minimum, ran)
+    def words(self) -> str | None:
+        """Return the advice, or why there is none; None if the model refuses the number of rows, which is its fault."""
+        first = 1 if self._signature.has_batch else 0
+        if any(
+            self._runs({**dict(enumerate(sizes)), **dict(enumerate(self._ran[:first]))})
+            for sizes in self._failed
+        ):
+            return None
+        names, bounds = self._signature.dimensions, dict[int, Dimension]()
+        refused = {
+            number: sorted(
+                {sizes[number] for sizes in self._failed if not self._runs({number: sizes[number]})}
+            )
+            for number in range(first, len(names))
+        }
+        blamed = [number for number, sizes in refused.items() if sizes]
+        for number in blamed:
+            for other in blamed:
+                if number < other and self._runs({each: refused[each][0] for each in (number, other)}):
+                    return f"{names[number]} and {names[other]} are one size to the model: give them one name in `inputs`"
+        for number in blamed:
+            for size in refused[number]:
+                found = self._bound(number, size)
+                if isinstance(found, str):
+                    return found
+                bounds[number] = found.intersection(bounds.get(number, Dimension()))
+        if not bounds or not self._runs({number: self._end(bounds[number]) for number in bounds}):
+            return f"it ran at {self._signature.spell(self._ran)}, and no bounds are known that keep such requests away"
+        return f"if the model takes no such sizes, bound them, such as by {self._line(bounds)}"
+
+    def _bound(self, number: int, refused: int) -> Dimension | str:
+        """Return the bound of a dimension between a size that is refused and the one that ran, by bisection; or why none
+        can be."""
+        fails, runs = refused, self._ran[number]
+        while abs(runs - fails) > 1:
+            middle = (fails + runs) // 2
+            fails, runs = (fails, middle) if self._runs({number: middle}) else (middle, runs)
+        step = 1 if runs > refused else -1
+        between = [
+            size
+            for size in (runs + step, (runs + self._ran[number]) // 2, self._ran[number] + step)
+            if size > 0
+        ]
+        further = [size for size in OTHER_SIZES if step < 0 and size > refused]
+        uneven = [
+            size for size in between if self._is_bounded(number, size) and not self._runs({number: size})
+        ]
+        beyond = [size for size in further if self._is_bounded(number, size) and self._runs({number: size})]
+        name = self._signature.dimensions[number]
+        if uneven or beyond:
+            taken = sorted({runs, self._ran[number], *beyond})
+            return f"it takes some sizes of {name} only: {', '.join(map(str, taken))} ran, {(uneven or [fails])[0]} did not"
+        return Dimension(runs, None) if step > 0 else Dimension(0, runs)
+
+    def _is_bounded(self, number: int, size: int) -> bool:
+        return size in self._signature.bounds[number]
+
+    def _end(self, bounds: Dimension) -> int:
+        return bounds.minimum or bounds.maximum or 0
+
+    def _runs(self, other: dict[int, int]) -> bool:
+        """Tell whether the model runs at the sizes that ran, but for these, by number of the dimension."""
+        sizes = tuple(other.get(number, size) for number, size in enumerate(self._ran))
+        if sizes not in self._known:
+            self._known[sizes] = self._runner.run([sizes], told=False) is None
+        return self._known[sizes]
+
+    def _line(self, bounds: dict[int, Dimension]) -> str:
+        shapes = {}
+        for port, axes in zip(self._signature.inputs, self._signature.table.axes, strict=True):
+            dimensions = tuple(
+                own if number is None or number not in bounds else own.intersection(bounds[number])
+                for number, own in zip(axes, port.shape.dimensions, strict=True)
+            )
+            if dimensions != port.shape.dimensions:
+                shapes[port.name] = str(NamedShape(port.shape.names, dimensions))
+        return inputs_line(shapes)
 
 
 def _clamped(size: int, bounds: Dimension) -> int:

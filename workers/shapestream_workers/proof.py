@@ -34,6 +34,7 @@ from shapestream_engine.batch_axis import (
     states_batch,
     why_no_batch,
     with_batch_axis,
+    with_second_axis,
     without_batch_axis,
     without_rules,
 )
@@ -42,6 +43,7 @@ from shapestream_engine.errors import EngineError, RuleMissing
 from shapestream_engine.model import ModelSpec, compile_model
 from shapestream_engine.output_rules import List, Shared
 from shapestream_engine.probe import (
+    EVERY_OUTPUT,
     Finding,
     ProbeOptions,
     ProbeReport,
@@ -50,6 +52,7 @@ from shapestream_engine.probe import (
     complete_rules,
     prove,
 )
+from shapestream_engine.probing.examination import EVERY_INPUT
 from shapestream_engine.probing.inputs import Integers, Uniform, Values
 from shapestream_engine.shapes import BATCH
 from shapestream_engine.signature import ModelSignature
@@ -61,6 +64,7 @@ _PROBE = "describe realistic inputs by `probe`"
 _FASTER = "give the process more `threads`, describe smaller inputs by `probe`"
 _VOUCH = "vouch for it by trust: true"
 _EQUAL_ROWS = "set batching: {batch_invariant: true}"
+_ALONE = "every request runs alone: "
 MEANT = "batching: {max_batch: 1} says that this is meant"
 
 
@@ -144,11 +148,14 @@ def compile_with_rules(
     except RuleMissing as error:
         if model.trust:
             raise
-        complete, rules = complete_rules(
+        complete, rules, unruled = complete_rules(
             spec, probe_options(model), threads=threads, cache=ProofCache.of_environment()
         )
         if error.output not in rules:
-            raise
+            why = unruled.get(error.output, unruled.get(EVERY_OUTPUT))
+            if why is None:
+                raise
+            raise RuleMissing(f"{error}; {why}", output=error.output) from error
         return complete, compile_model(complete, slots=slots, threads=threads), rules
 
 
@@ -174,6 +181,8 @@ def judge(model: ModelSettings, signature: ModelSignature, report: ProbeReport) 
         elif finding.is_short:
             limits.append(finding.rows)
             warnings.append(_limited(model, finding))
+    if min(limits, default=2) > 1:
+        warnings += _about_common(model, signature, report)
     problems = tuple(refusal.problem(trusted=model.trust) for refusal in refused)
     if model.trust:
         return Judgement(warnings=(*problems, *warnings))
@@ -318,6 +327,22 @@ def _doubt(model: ModelSettings, finding: Finding) -> _Problem:
     return _output_place(model, finding.output), f"{about}; requests share calls nevertheless ({advice})"
 
 
+def _about_common(model: ModelSettings, signature: ModelSignature, report: ProbeReport) -> Iterator[_Problem]:
+    """Yield a warning for each input that requests have in common, and whose values nobody described."""
+    for port in signature.inputs:
+        described = port.value is not None or not {port.name, EVERY_INPUT}.isdisjoint(model.probe)
+        if described or not signature.is_common(port) or port.name not in report.inputs:
+            continue
+        what = (
+            f"requests share calls where input {port.name!r} is equal, tried with {report.inputs[port.name]}"
+        )
+        always = f"inputs: {{{port.name}: {{value: NUMBER}}}}"
+        yield (
+            ("inputs", port.name) if port.name in model.inputs else (),
+            f"{what} (if all requests have the same, write {always}; else say by `probe` which values it has)",
+        )
+
+
 def _about_states(compiled: CompiledModel) -> tuple[_Problem, ...]:
     """Return a warning about a model that keeps a state between calls; none for other models."""
     if not compiled.states:
@@ -374,11 +399,11 @@ def try_model(
     else:
         signature = without_rules(spec)
     if signature.has_batch:
-        return trial.guess(spec, spec, signature, named=True)
+        return trial.guess(spec, spec, signature, "the axis that the model file calls batch", named=True)
     guess = with_batch_axis(spec, signature)
     if isinstance(guess, ModelSpec):
         if model.function is None and not model.trust:
-            return trial.guess(guess, spec, signature, named=False)
+            return trial.first_that_shares([guess, with_second_axis(spec, signature)], spec, signature)
         reason = "no axis is called batch"
         if model.function is None:
             reason = "the first axis of every input may be the batch, but trust: true forbids to try it"
@@ -422,20 +447,42 @@ class _SpecificationTrial:
     def warned(self, tried: TriedModel, why: str) -> TriedModel:
         """Add the warning that its requests run alone."""
         place = ("inputs",) if self._model.inputs else ()
-        warnings = ((place, f"every request runs alone: {why}"), *tried.judgement.warnings)
+        warnings = ((place, f"{_ALONE}{why}"), *tried.judgement.warnings)
         return replace(tried, judgement=replace(tried.judgement, warnings=warnings))
 
+    def first_that_shares(
+        self, guesses: Sequence[ModelSpec | None], spec: ModelSpec, signature: ModelSignature
+    ) -> TriedModel:
+        """Test the model with one batch axis after the other; return the first under which requests share calls.
+
+        If there is none, it is returned as tested without one, with a warning that has the reason for each.
+        """
+        whys: list[_Problem] = []
+        for number, guess in enumerate(guesses):
+            if guess is None:
+                continue
+            words = f"the {('first', 'second')[number]} axis of every input as batch"
+            tried = self.guess(guess, spec, signature, words, named=False)
+            if tried.compiled.signature.has_batch:
+                return tried
+            first, *others = tried.judgement.warnings
+            whys.append(first)
+            last = tried, others
+            if number + 1 < len(guesses) and guesses[number + 1] is not None:
+                tried.compiled.close()
+        tried, others = last
+        place, words = whys[0]
+        words = "; ".join((words, *(why.removeprefix(_ALONE) for _, why in whys[1:])))
+        return replace(tried, judgement=replace(tried.judgement, warnings=((place, words), *others)))
+
     def guess(
-        self, guess: ModelSpec, spec: ModelSpec, signature: ModelSignature, *, named: bool
+        self, guess: ModelSpec, spec: ModelSpec, signature: ModelSignature, axis: str, *, named: bool
     ) -> TriedModel:
         """Test the model with a batch axis that no user wrote. If that fails, test it without one, with a warning.
 
-        `named`: the model file itself calls the axis `batch`. Then the test need not prove that batching is safe, but must
-        not refute it. Raises `EngineError` if the model cannot be compiled either way.
+        `axis` names it. `named`: the model file itself calls it `batch`; then the test need not prove that batching is safe,
+        but must not refute it. Raises `EngineError` if the model cannot be compiled either way.
         """
-        axis = (
-            "the axis that the model file calls batch" if named else "the first axis of every input as batch"
-        )
         try:
             tried = self.of(guess)
         except EngineError as error:

@@ -22,6 +22,8 @@ from shapestream_engine.shapes import BATCH, Dimension, NamedShape
 from shapestream_engine.signature import ModelSignature
 
 _ANY = Dimension()
+_NO_NAMES = ("?", "-1", "", "None")
+"""Words that exporters write for any size; two axes with one of them need not be equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,10 @@ class FilePort:
     """Further names that a spec may use. The position, such as `input0`, is always a name."""
     batch_axis: int | None = None
     """The axis that the file marks as the batch without a symbol; a negative number counts from the last axis."""
+
+    def __post_init__(self) -> None:
+        named = tuple(None if symbol in _NO_NAMES else symbol for symbol in self.symbols)
+        object.__setattr__(self, "symbols", named)  # frozen
 
     def __str__(self) -> str:
         return "[...]" if self.dimensions is None else f"[{','.join(map(str, self.dimensions))}]"
@@ -321,7 +327,7 @@ def _input(port: FilePort, name: str, spec: InputSpec, shape: NamedShape, names:
     mask_of = None if spec.mask_of is None else names.resolve(spec.mask_of)
     with EngineError.about("inputs", name):
         element_type = _element_type("input", name, port, spec)
-        return InputPort(name, element_type, shape, dict(spec.pad), mask_of, spec.at_most_bytes)
+        return InputPort(name, element_type, shape, dict(spec.pad), mask_of, spec.at_most_bytes, spec.value)
 
 
 def _output(
@@ -373,8 +379,8 @@ def _default_rule(name: str, shape: NamedShape, unfollowed: str | None) -> Rule:
     if shape.names.count(BATCH) == 1:
         return Rows()
     raise RuleMissing(
-        f"output {name!r} is [{shape}], in which {unfollowed}; state the rule that divides it, such as "
-        f"outputs: {{{name}: {{rule: index_column, column: 0}}}}, or name its axes: {{shape: ...}}",
+        f"output {name!r} is [{shape}], in which {unfollowed}; state the rule that divides it, or name its axes: "
+        f"outputs: {{{name}: {{rule: ...}}}} or {{shape: ...}}",
         output=name,
     )
 

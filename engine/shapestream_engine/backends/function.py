@@ -27,7 +27,7 @@ from shapestream_engine.errors import (
 )
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec
 from shapestream_engine.output_rules import List, Rows, Rule, Whole, parse_rule
-from shapestream_engine.ports import InputPort, OutputPort, list_ports, shapes_of
+from shapestream_engine.ports import InputPort, OutputPort, has_batch_axis, list_ports, shapes_of
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
@@ -149,10 +149,11 @@ def _signature(spec: ModelSpec) -> ModelSignature:
                 port.pad,
                 port.mask_of,
                 port.at_most_bytes,
+                port.value,
             )
             for name, port in spec.inputs.items()
         )
-        batched = all("batch" in port.axis_names for port in inputs)
+        batched = has_batch_axis(inputs)
         outputs = tuple(
             port for name, output in spec.outputs.items() for port in _outputs(name, output, batched)
         )

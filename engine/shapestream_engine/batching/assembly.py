@@ -34,8 +34,7 @@ class Assembly:
     def __init__(self, signature: ModelSignature) -> None:
         self._signature = signature
         self._gatherers = tuple(
-            (StringGatherer if port.is_string else InputGatherer)(number, port, signature.table)
-            for number, port in enumerate(signature.inputs)
+            gatherer_of(port)(number, port, signature.table) for number, port in enumerate(signature.inputs)
         )
         self._splitters = splitters_of(signature)
         self._in_order = sorted(self._splitters, key=lambda splitter: splitter.number)
@@ -168,7 +167,7 @@ class InputGatherer:
             for axis, dimension in zip(self._axes, port.shape.dimensions, strict=True)
         )
         """The size of each axis if it is static, and the number of its dimension otherwise."""
-        self._batch_axis = self._axes.index(0) if table.has_batch else None
+        self._batch_axis = self._axes.index(0) if table.has_batch and 0 in self._axes else None
         # Requests are contiguous in memory if only axes of size 1 precede `batch`.
         before = port.shape.dimensions[: self._batch_axis or 0]
         self._rows_are_contiguous = all(axis.is_static and axis.minimum == 1 for axis in before)
@@ -272,6 +271,56 @@ class InputGatherer:
                     # axis.
                     slab = (*map(slice, own_shape[:axis]), slice(own_shape[axis], None))
                     block[slab] = self._port.pad_value(self._table.names[number])
+
+
+class CommonGatherer(InputGatherer):
+    """Fills the tensor of an input that a call has once for all its requests; made once per signature."""
+
+    def __init__(self, number: int, port: InputPort, table: DimensionTable) -> None:
+        super().__init__(number, port, table)
+        self._value = port.value_bytes
+
+    def fill(
+        self,
+        data: Array,
+        sizes: tuple[int, ...],
+        members: Sequence[Tensors],
+        shapes: Sequence[RequestShape],
+    ) -> None:
+        """Write the bytes that all requests have.
+
+        Raises `ShapeError` if they differ, or are not the value that the signature fixes, or if a buffer's length does not
+        match its shape.
+        """
+        own = self._value
+        for member, shape in zip(members, shapes, strict=True):
+            position = shape.positions[self._number]
+            if position is None:
+                continue
+            given = bytes(memoryview(member.buffers[position]))
+            if own is None:
+                own = given
+            elif own != given:
+                raise ShapeError(common_refused(self._port))
+        assert own is not None  # only fixed values may be left out
+        if len(own) != data.nbytes:
+            raise ShapeError(f"input {self._port.name!r} has {len(own)} bytes, its shape needs {data.nbytes}")
+        if own:
+            _copy_joined(data, [own])
+
+
+def common_refused(port: InputPort) -> str:
+    """Return the message for other bytes of a common input than the fixed value, or than another request of the call has."""
+    if port.value is not None:
+        return f"input {port.name!r} is always {port.value} (leave it out, or send that)"
+    return f"requests with other bytes of input {port.name!r} share no call"
+
+
+def gatherer_of(port: InputPort) -> type[InputGatherer]:
+    """Return the class that gathers an input."""
+    if port.is_common:
+        return CommonGatherer
+    return StringGatherer if port.is_string else InputGatherer
 
 
 class StringGatherer(InputGatherer):

@@ -201,7 +201,7 @@ class PieceCutter:
     def __init__(self, signature: ModelSignature) -> None:
         self._signature = signature
         self._batch_axes = tuple(
-            axes.index(0) if signature.has_batch else None for axes in signature.table.axes
+            axes.index(0) if signature.has_batch and 0 in axes else None for axes in signature.table.axes
         )
 
     def cut(
@@ -215,8 +215,10 @@ class PieceCutter:
         layout, buffers, nbytes = [], [], []
         for (number, element_type, own), buffer in zip(member.layout, member.buffers, strict=True):
             axis = self._batch_axes[number]
-            assert axis is not None  # a request without a batch axis is never divided
-            cut_shape, cut_buffer = _cut(buffer, element_type, own, axis, piece)
+            # What requests have in common is not divided.
+            cut_shape, cut_buffer = (
+                (own, buffer) if axis is None else _cut(buffer, element_type, own, axis, piece)
+            )
             layout.append((number, element_type, cut_shape))
             nbytes.append(memoryview(cut_buffer).nbytes)
             buffers.append(cut_buffer)

@@ -97,12 +97,16 @@ def find_baseline(
     seed: int,
     computed_in: str | None,
     skip: frozenset[str],
+    variant: int = 0,
 ) -> tuple[Baseline | None, str]:
-    """Return the best baseline, or None, and the model's first error. `skip`: phases that ended an earlier child."""
+    """Return the best baseline, or None, and the model's first error. `skip`: phases that ended an earlier child.
+
+    All its requests have the same common inputs, those of this `variant`.
+    """
     best: Baseline | None = None
     complaint = ""
     for turn, start in enumerate(starts(calls.signature, given)):
-        phase = f"alone/{turn}"
+        phase = f"alone/{turn}" if not variant else f"alone with other common inputs/{variant}/{turn}"
         if phase in skip:
             continue
         requests = ProbeRequests(
@@ -112,6 +116,7 @@ def find_baseline(
             seed=seed,
             computed_in=computed_in,
             skip=skip,
+            variant=variant,
         )
         with calls.phase(phase):
             taken = [
@@ -133,7 +138,7 @@ def find_baseline(
 
 def starts(signature: ModelSignature, given: Mapping[str, Values]) -> Iterator[Start]:
     """Yield the combinations of values and sizes to try, the most likely first."""
-    defaults = {port.name: default_values(port) for port in signature.inputs}
+    defaults = {port.name: default_values(signature, port) for port in signature.inputs}
     variants = max((len(values) for name, values in defaults.items() if name not in given), default=1)
     seen: list[tuple[int, tuple[tuple[int, ...], ...]]] = []
     for variant in range(variants):

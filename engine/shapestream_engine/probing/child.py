@@ -207,7 +207,9 @@ def _work(task: Task, channel: IO[str]) -> None:
             say(outcome=asdict(_choose(task, announce)))
             return
         if task.guess:
-            say(outcome={"ports": {name: port.to_dict() for name, port in _guess(task, announce).items()}})
+            ports, unruled = _guess(task, announce)
+            found = {name: port.to_dict() for name, port in ports.items()}
+            say(outcome={"ports": found, "unruled": unruled})
             return
         # Alone, requests run unpadded, whatever the strategy does in service.
         plain = replace(task.spec, strategy=Strategy())
@@ -258,7 +260,7 @@ def _choose(task: Task, announce: Announce) -> EngineChoice:
     return choose_engine(task.spec.engines, check)
 
 
-def _guess(task: Task, announce: Announce) -> dict[str, OutputPort]:
+def _guess(task: Task, announce: Announce) -> tuple[dict[str, OutputPort], dict[str, str]]:
     model, unknown = with_shared_rules(
         task.spec, lambda spec: compile_model(spec, slots=1, threads=task.threads)
     )

@@ -22,7 +22,16 @@ import numpy as np
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.layout import Tensors
 from shapestream_engine.ports import InputPort
-from shapestream_engine.probing.inputs import Samples, Texts, Values, drawn_texts, held, request_of
+from shapestream_engine.probing.inputs import (
+    Samples,
+    Texts,
+    Values,
+    alike_array,
+    drawn_texts,
+    held,
+    is_alike,
+    request_of,
+)
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array
 
@@ -137,12 +146,12 @@ class Domain:
                 return np.broadcast_to(random.uniform(low, high, one), shape)
 
 
-def has_ids(port: InputPort, declared: frozenset[str]) -> bool:
+def has_ids(signature: ModelSignature, port: InputPort, declared: frozenset[str]) -> bool:
     """Tell whether an input may hold ids whose number is not declared."""
     if port.is_string:
         return False
     is_whole = dtype_of(port.element_type).kind in "iu" and port.element_type not in ("u8", "i8")
-    return is_whole and port.mask_of is None and port.name not in declared
+    return is_whole and port.mask_of is None and not is_alike(signature, port) and port.name not in declared
 
 
 def domains(
@@ -165,7 +174,7 @@ def domains(
             largest=None if is_narrow else largest_ids.get(port.name),
         )
         for port in signature.inputs
-        if port.mask_of is None and not port.is_string
+        if port.mask_of is None and not port.is_string and not is_alike(signature, port)
     }
 
 
@@ -190,6 +199,7 @@ def content_request(
     *,
     number: int,
     seed: int,
+    variant: int = 0,
 ) -> tuple[Tensors, Recipe | None]:
     """Return the request of this number and its recipe; masks are left to the server.
 
@@ -202,6 +212,8 @@ def content_request(
     def array(port: InputPort, shape: tuple[int, ...]) -> Array | None:
         if port.mask_of is not None:
             return None
+        if is_alike(signature, port):
+            return alike_array(port, values[port.name], variant)
         if port.is_string:
             return drawn_texts(port, values[port.name], shape, random, number=number)
         recipe = own_recipe or all_recipes[int(random.integers(len(all_recipes)))]

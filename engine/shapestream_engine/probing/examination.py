@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -31,7 +32,11 @@ from shapestream_engine.calibration_shapes import call_nbytes
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.ports import InputPort
-from shapestream_engine.probing.baseline import Baseline, find_baseline, tells
+from shapestream_engine.probing.baseline import (
+    Baseline,
+    find_baseline,
+    tells,
+)
 from shapestream_engine.probing.cases import (
     Case,
     batching_cases,
@@ -78,6 +83,10 @@ _GRID = "call sizes of a calibration"
 """Phase in which requests of the calibration's sizes run alone."""
 _FIRST = 2
 """Cases of a treatment before its largest calls: small calls show a defect more clearly."""
+_MOST_VALUES = 8
+"""Values of the common inputs that are tried: as many as `COMMON_VALUES` has."""
+_PER_VALUE = 8
+"""Cases of a treatment at each of them: pairs in both orders, a crowd around another, and extreme neighbours."""
 _SERVED = frozenset({"strategy", "static", "invariance"})
 """Kinds of treatment that run through a slot, as in service."""
 _VARIED = frozenset({"batching", "padding", "strategy", "invariance"})
@@ -258,6 +267,8 @@ class _TreatmentRun:
 
         requests.may_make = may_go_on
         self._try(trials, islice(cases := self._cases(treatment, baseline), _FIRST), may_go_on)
+        if treatment.kind in ("batching", "padding"):
+            self._try_other_values(trials, may_go_on)
         self._try_largest(trials, budget.spent_s() + _ROWS_SHARE * max(0.0, share_s))
         is_complete = self._try(trials, cases, may_go_on)
         if treatment.kind in _VARIED:
@@ -271,6 +282,32 @@ class _TreatmentRun:
             yield refuted(treatment, f"a request alone breaks the rule of an output: {requests.misfit}")
         else:
             yield from evidence.findings()
+
+    def _try_other_values(self, trials: _Trials, may_go_on: Callable[[], bool]) -> None:
+        """Try a few cases at each other value of the inputs that requests have in common.
+
+        A model may compute otherwise by a flag or a rate, so what is proved with one says little of another.
+        """
+        requests = trials.baseline.requests
+        seen = {requests.alike()}
+        for variant in range(1, _MOST_VALUES):
+            if seen == {()} or not may_go_on():
+                return
+            other, _ = find_baseline(
+                self._calls,
+                values_of(self._calls.signature, self._options),
+                seed=self._options.seed,
+                computed_in=requests.computed_in,
+                skip=self._skip,
+                variant=variant,
+            )
+            if other is None or other.requests.alike() in seen:
+                continue
+            seen.add(other.requests.alike())
+            requests.also(other.requests)
+            other.requests.has_time, other.requests.may_make = requests.has_time, requests.may_make
+            cases = self._cases(trials.treatment, other)
+            self._try(trials.at(other), islice(cases, _PER_VALUE), may_go_on)
 
     def _has_room(self, evidence: Evidence, least: int) -> bool:
         """Tell whether there is time for more than the requests that the evidence lacks: of slow models there is little."""
@@ -456,6 +493,14 @@ class _Trials:
             ],
         )
 
+    def at(self, baseline: Baseline) -> _Trials:
+        """Return the trials of other requests, for the same evidence."""
+        other = copy(self)
+        other.baseline = baseline
+        other._hides = {}
+        other._in_steps = [baseline.is_discrete(number) for number in range(len(self._in_steps))]
+        return other
+
     def compare(self, case: Case, results: Sequence[Sequence[Array]]) -> None:
         """Compare the results of a case with the results that each member got alone."""
         self.evidence.ran(sum(member.shape.rows for member in case.members))
@@ -550,7 +595,9 @@ def values_of(signature: ModelSignature, options: ProbeOptions) -> dict[str, Val
     """Return the values of the inputs that the options describe; raises `SignatureError` for samples that do not fit the
     model."""
     axes = {
-        port.name: port.axis_names.index("batch") if signature.has_batch else None
+        port.name: port.axis_names.index("batch")
+        if signature.has_batch and BATCH in port.axis_names
+        else None
         for port in signature.inputs
     }
     values, samples = dict(options.values), dict(options.samples)

@@ -241,11 +241,42 @@ class Samples:
         return f"{len(self.rows)} sample{'s' if len(self.rows) != 1 else ''}"
 
 
-Values: TypeAlias = Integers | Uniform | Normal | Samples | Texts
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Numbers of an input that requests have in common; each is tried by itself."""
+
+    numbers: tuple[float, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether all values are whole numbers."""
+        return all(number == int(number) for number in self.numbers)
+
+    def draw(self, shape: tuple[int, ...], random: np.random.Generator) -> Array:
+        """Draw one for all elements."""
+        return np.full(shape, random.choice(self.numbers))
+
+    def range(self) -> tuple[float, float]:
+        """Return the smallest and the largest of them."""
+        return min(self.numbers), max(self.numbers)
+
+    def __str__(self) -> str:
+        return f"one of {', '.join(f'{number:g}' for number in self.numbers)}"
 
 
-def default_values(port: InputPort) -> tuple[Values, ...]:
+Values: TypeAlias = Integers | Uniform | Normal | Samples | Texts | Constants
+
+COMMON_VALUES = (1, 0, 2, 10, 100, 1000, 8000, 16000)
+"""Numbers of an input that requests have in common and nobody described: switches, counts and rates, the likely first."""
+
+
+def default_values(signature: ModelSignature, port: InputPort) -> tuple[Values, ...]:
     """Return default values of an input without a description, the most likely first."""
+    if port.value is not None:
+        return (Constants((port.value,)),)
+    if signature.is_common(port):
+        # A model may refuse what is no rate: so the last of them comes first, at the second try.
+        return (Constants(COMMON_VALUES), Constants(COMMON_VALUES[::-1]))
     if port.at_most_bytes is not None:
         return (Texts(port.element_type, port.at_most_bytes),)
     match port.element_type:
@@ -264,7 +295,9 @@ def default_values(port: InputPort) -> tuple[Values, ...]:
 
 def complete_values(signature: ModelSignature, given: Mapping[str, Values]) -> dict[str, Values]:
     """Return the values of every input; inputs without given values get the first default of their element type."""
-    return {port.name: given.get(port.name) or default_values(port)[0] for port in signature.inputs}
+    return {
+        port.name: given.get(port.name) or default_values(signature, port)[0] for port in signature.inputs
+    }
 
 
 def drawn(
@@ -342,7 +375,7 @@ def held(array: Array, dtype: np.dtype[Any]) -> Array:
         whole = np.nan_to_num(np.rint(array))
         # The limits of 64-bit types, as floats, lie outside the types.
         least, most = np.nextafter(float(limits.min), 0), np.nextafter(float(limits.max), 0)
-        held: Array = np.clip(whole, least, most).astype(dtype)
+        held: Array = np.asarray(np.clip(whole, least, most)).astype(dtype)
         held[whole <= limits.min], held[whole >= limits.max] = limits.min, limits.max
         return held
     return np.asarray(np.clip(array, limits.min, limits.max).astype(dtype))
@@ -412,14 +445,18 @@ def make_request(
     number: int = 0,
     seed: int = 0,
     exact: bool = False,
+    variant: int = 0,
 ) -> Tensors:
     """Make a request of these sizes. Every second request lacks the masks that the server can make.
 
+    Only requests of the same `variant` have equal common inputs, and share calls.
     Texts of samples keep their lengths, whatever the sizes say, unless `exact`.
     """
     random = np.random.default_rng([seed, number, *sizes])
 
     def array(port: InputPort, shape: tuple[int, ...]) -> Array | None:
+        if is_alike(signature, port):
+            return alike_array(port, values[port.name], variant)
         if port.is_string:
             return drawn_texts(port, values[port.name], shape, random, number=number, exact=exact)
         if port.mask_of is None:
@@ -430,25 +467,51 @@ def make_request(
 
 
 def extreme_request(
-    signature: ModelSignature, values: Mapping[str, Values], sizes: tuple[int, ...], kind: Extreme
+    signature: ModelSignature,
+    values: Mapping[str, Values],
+    sizes: tuple[int, ...],
+    kind: Extreme,
+    *,
+    variant: int = 0,
 ) -> Tensors | None:
     """Make a request whose inputs all have one extreme value; None if no input has such a value."""
     known: dict[str, dict[Extreme, float]] = {
         port.name: dict(extremes(values[port.name], port.element_type))
         for port in signature.inputs
-        if port.mask_of is None and not port.is_string
+        if port.mask_of is None and not port.is_string and not is_alike(signature, port)
     }
     has_texts = has_extreme(kind) and any(port.is_string for port in signature.inputs)
     if not has_texts and not any(kind in each for each in known.values()):
         return None
 
     def array(port: InputPort, shape: tuple[int, ...]) -> Array | None:
+        if is_alike(signature, port):
+            return alike_array(port, values[port.name], variant)
         if port.is_string:
             return extreme_texts(port.element_type, kind, shape)
         own = known.get(port.name)
         return None if own is None else filled(own.get(kind, own["largest"]), port.element_type, shape)
 
     return request_of(signature, sizes, array)
+
+
+def is_alike(signature: ModelSignature, port: InputPort) -> bool:
+    """Tell whether the requests of a call have equal bytes of this input."""
+    return port.value is not None or signature.is_common(port)
+
+
+def alike_array(port: InputPort, values: Values, variant: int) -> Array:
+    """Return an input that the requests of a call have alike; every `variant` may be another one."""
+    shape = tuple(dimension.minimum for dimension in port.shape.dimensions)
+    if port.value is not None:
+        return filled(port.value, port.element_type, shape)
+    if isinstance(values, Samples):
+        return _fitted(values.rows[variant % len(values.rows)], shape, None).astype(
+            dtype_of(port.element_type)
+        )
+    if isinstance(values, Constants):
+        return filled(values.numbers[variant % len(values.numbers)], port.element_type, shape)
+    return drawn(values, port.element_type, shape, np.random.default_rng(variant), number=0)
 
 
 def request_of(

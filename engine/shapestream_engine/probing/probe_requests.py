@@ -27,15 +27,18 @@ import numpy as np
 from shapestream_engine.arrays import arrays_of, sent_array
 from shapestream_engine.errors import EngineError, RuleError
 from shapestream_engine.layout import Tensors
+from shapestream_engine.ports import InputPort
 from shapestream_engine.probing.contents import MOST_ID, content_request, domains, has_ids, recipes
 from shapestream_engine.probing.evidence import Doubt
 from shapestream_engine.probing.inputs import (
     Extreme,
     Texts,
     Values,
+    alike_array,
     extreme_request,
     filled,
     held,
+    is_alike,
     make_request,
 )
 from shapestream_engine.probing.model_calls import ModelCalls, ProbeRequest
@@ -83,13 +86,17 @@ class ProbeRequests:
         seed: int,
         computed_in: str | None,
         skip: frozenset[str],
+        variant: int = 0,
     ) -> None:
+        """`variant`: that of the common inputs, which all requests of this pool have alike."""
         self._calls = calls
+        self._variant = variant
         self.signature = calls.signature
         self.values = dict(values)
         self.declared = declared
         self._seed = seed
-        self._computed_in = computed_in
+        self.computed_in = computed_in
+        """The float type of the engine's arithmetic; None: that of the tensors."""
         self._skip = skip
         # After a crash on wider contents, all stay within the ordinary values.
         self._is_narrow = _phase(_CONTENTS, is_beyond=True) in skip
@@ -130,25 +137,44 @@ class ProbeRequests:
             self.values,
             declared=self.declared,
             seed=self._seed,
-            computed_in=self._computed_in,
+            computed_in=self.computed_in,
             skip=self._skip,
+            variant=self._variant,
         )
         other._domains, other._recipes = self._domains, self._recipes
         self._elsewhere.append(other)
         return other
+
+    def alike(self) -> tuple[bytes, ...]:
+        """Return the bytes of the inputs that all requests of this pool have alike."""
+        signature = self.signature
+        return tuple(
+            self._alike_array(port).tobytes() for port in signature.inputs if is_alike(signature, port)
+        )
+
+    def also(self, other: ProbeRequests) -> None:
+        """Note a pool with other common inputs, for the description of what was tried."""
+        self._elsewhere.append(other)
+
+    def _alike_array(self, port: InputPort) -> Array:
+        return alike_array(port, self.values[port.name], self._variant)
 
     def look_for_ids(self, sizes: tuple[int, ...]) -> None:
         """Find the largest id that the model takes, and use all ids up to it: embeddings jump between ids."""
         known = {
             port.name: self._largest_id(number, sizes)
             for number, port in enumerate(self.signature.inputs)
-            if has_ids(port, self.declared)
+            if has_ids(self.signature, port, self.declared)
         }
         self._know(largest_ids=known)
 
     def tried(self, number: int) -> str:
         """Describe the values of an input, and the range of the contents if it is wider."""
-        values = self.values[self.signature.inputs[number].name]
+        port = self.signature.inputs[number]
+        values = self.values[port.name]
+        if is_alike(self.signature, port):
+            tried = [pool._alike_array(port) for pool in (self, *self._elsewhere)]
+            return ", ".join(dict.fromkeys(f"{array.flat[0]:g}" for array in tried if array.size))
         found = [
             array
             for pool in (self, *self._elsewhere)
@@ -157,7 +183,7 @@ class ProbeRequests:
             for (index, *_), array in zip(request.tensors.layout, arrays_of(request.tensors), strict=True)
             if index == number and array.size
         ]
-        if isinstance(values, Texts) or self.signature.inputs[number].is_string:
+        if isinstance(values, Texts) or port.is_string:
             return str(values)
         low, high = values.range()
         least = min((float(array.min()) for array in found), default=low)
@@ -180,7 +206,9 @@ class ProbeRequests:
         key = (sizes, number)
         if key not in self._made:
             signature = self.signature
-            tensors = make_request(signature, self.values, sizes, number=number, seed=self._seed)
+            tensors = make_request(
+                signature, self.values, sizes, number=number, seed=self._seed, variant=self._variant
+            )
             self._made[key] = self._alone(tensors, f"inputs no. {number}", ordinary=True)
         return self._made[key]
 
@@ -189,7 +217,7 @@ class ProbeRequests:
         value."""
         key = (sizes, kind)
         if key not in self._made:
-            tensors = extreme_request(self.signature, self.values, sizes, kind)
+            tensors = extreme_request(self.signature, self.values, sizes, kind, variant=self._variant)
             self._made[key] = None if tensors is None else self._made_up(tensors, f"{kind} values", kind)
         return self._made[key]
 
@@ -207,6 +235,7 @@ class ProbeRequests:
                 sizes,
                 number=number,
                 seed=self._seed,
+                variant=self._variant,
             )
             known = (tensors.layout, *tensors.buffers)
             if known not in self._known:
@@ -330,7 +359,7 @@ class ProbeRequests:
         `MOST_ID`."""
         signature = self.signature
         port, shape = signature.inputs[number], signature.input_shapes(sizes)[number]
-        usual = make_request(signature, self.values, sizes, seed=self._seed)
+        usual = make_request(signature, self.values, sizes, seed=self._seed, variant=self._variant)
         values = self.values[port.name]
         assert not isinstance(values, Texts)  # the input may hold ids
         least, refused = int(values.range()[1]), MOST_ID + 1
@@ -404,7 +433,7 @@ class ProbeRequests:
     def _part(self, element_type: str) -> Tolerance | None:
         """Return relative changes of a float that count as near and as rounding; None for integers. Engines may compute
         f64 in f32."""
-        return coarser("f32" if element_type == "f64" else element_type, self._computed_in)
+        return coarser("f32" if element_type == "f64" else element_type, self.computed_in)
 
     def _is_near(self, one: Tensors, other: Tensors) -> bool:
         for (_, element_type, _), first, second in zip(
@@ -441,7 +470,7 @@ class ProbeRequests:
         changed = []
         for (port, element_type, _), array in zip(tensors.layout, arrays_of(tensors), strict=True):
             part = self._part(element_type)
-            if part is not None and array.size:
+            if part is not None and array.size and self.signature.inputs[port].value is None:
                 floats = array.astype(np.float64)
                 # The model's weights fit ordinary values, and round at their magnitude.
                 values = self.values[self.signature.inputs[port].name]

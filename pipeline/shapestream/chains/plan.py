@@ -400,7 +400,7 @@ class _Planner:
         for number, port in enumerate(signature.inputs):
             text = spec.inputs.get(port.name)
             if text is None:
-                if port.mask_of is None and port.name not in misspelt:
+                if not port.may_lack and port.name not in misspelt:
                     self._add((*place, "in"), f'model "{spec.model}" needs the input "{port.name}"')
                 continue
             source = Source.parse(text)

@@ -89,7 +89,7 @@ def model_config(signature: ModelSignature) -> dict[str, Any]:
                 **_config(port, from_axis),
                 "format": "FORMAT_NONE",
                 "allow_ragged_batch": False,
-                "optional": port.mask_of is not None,
+                "optional": port.may_lack,
             }
             for port in signature.inputs
         ],
@@ -115,7 +115,7 @@ def max_batch_size(signature: ModelSignature) -> int:
     """Return the most rows of one request; 0 where the batch is not axis 0 of every input and output."""
     if not signature.has_batch:
         return 0
-    if any(port.axis_names[0] != BATCH for port in signature.inputs):
+    if any(port.axis_names[:1] != (BATCH,) for port in signature.inputs):
         return 0
     if any(port.batch_axis != 0 for port in signature.outputs):
         return 0

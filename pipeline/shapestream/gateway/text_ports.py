@@ -116,7 +116,7 @@ class EncoderPorts:
 def encoder_ports(signature: ModelSignature) -> EncoderPorts:
     """Return the ports of an encoder; raises `NotGiven` for other models."""
     ids = [port for port in signature.inputs if port.name == IDS and port.shape.rank == 2]
-    others = [port for port in signature.inputs if port.name != IDS and port.mask_of is None]
+    others = [port for port in signature.inputs if port.name != IDS and not port.may_lack]
     strange = [port.name for port in others if port.name not in FILLED]
     output = _embedding(signature.outputs)
     if not ids or strange or output is None:

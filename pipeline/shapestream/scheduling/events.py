@@ -128,6 +128,9 @@ class Arrival:
     suspect: bool = False
     """Its client had it at a server that vanished: it shares no call, and where slots are in the server's process, nothing
     else runs there meanwhile."""
+    group: int | None = None
+    """Digest of the inputs that the requests of a call have in common: only equal ones share a batch. None: its model has no
+    such inputs."""
 
 
 @value
@@ -306,6 +309,7 @@ class CutReason(Enum):
     ALONE = (
         "the request shares no batch: its model has no batch axis, it fills a batch, or it has no elements"
     )
+    CROWDED = "it runs alone, because requests with 64 other values of its common inputs wait"
     DIVIDED = "the queue is divided between slots that are free, or soon will be"
     LIMIT = "a limit of bytes or padding allows no more"
     DEADLINE = "a member's deadline allows no more"

@@ -11,7 +11,19 @@ from collections.abc import Iterable, Mapping
 from shapestream.scheduling.batches import Batch, BatchState, Suspicion
 from shapestream.scheduling.ledger import Ledger
 from shapestream.scheduling.model_queue import ModelQueue, Queues
-from shapestream.scheduling.queueing import DONE, EMPTY, LONE, QUEUED, RERUN, RUNNING, SUSPECT, Lane, Request
+from shapestream.scheduling.queueing import (
+    CROWDED,
+    DONE,
+    EMPTY,
+    LONE,
+    MOST_GROUPS,
+    QUEUED,
+    RERUN,
+    RUNNING,
+    SUSPECT,
+    Lane,
+    Request,
+)
 from shapestream.scheduling.recovery import Isolation
 from shapestream.scheduling.slots import BUNDLE, Slot, SlotPool, SlotState, SlotTable
 
@@ -229,6 +241,14 @@ def _check_lists(queue: ModelQueue, queued: Mapping[int, Request]) -> None:
         found.extend(_check_lane(queue, lane))
     assert sorted(found) == sorted(queued), "a request is in no bucket, or in two"
     assert sum(len(lane.buckets) for lane in queue.lanes.values()) == len(queue.buckets)
+    grouped = Counter(
+        lane.key[-1]
+        for lane in queue.lanes.values()
+        for _ in lane.buckets
+        if lane.key[-1:] and lane.key != EMPTY
+    )
+    assert all(queue.groups[group] == grouped[group] for group in queue.groups), "a group is counted wrongly"
+    assert len(queue.groups) <= MOST_GROUPS
 
 
 def _check_lane(queue: ModelQueue, lane: Lane) -> Iterable[int]:
@@ -238,7 +258,10 @@ def _check_lane(queue: ModelQueue, lane: Lane) -> Iterable[int]:
         assert queue.buckets[bucket.name] is bucket
         fixed = tuple(size for size, padded in zip(bucket.shape, queue.padded, strict=True) if not padded)
         lone = lane.key[:1] == (LONE,)
-        assert lone or lane.key in (fixed, EMPTY), "a lane mixes what may not mix"
+        groups = {request.arrival.group for request in bucket.held if request.state is QUEUED}
+        keys = [fixed if group is None else (*fixed, group) for group in groups]
+        if not lone and lane.key != EMPTY and lane.key[-1:] != CROWDED:
+            assert keys == [lane.key], "a lane mixes what may not mix"
         held = bucket.held
         living = [request for request in held if request.state is QUEUED]
         assert len(held) <= 2 * len(living) + 32, "the dead were not thrown out"

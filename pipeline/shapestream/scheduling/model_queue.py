@@ -18,8 +18,10 @@ from shapestream.scheduling.costs import ModelCosts
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.fairness import FairShares, GroupRoom, QueueRoom
 from shapestream.scheduling.queueing import (
+    CROWDED,
     EMPTY,
     LONE,
+    MOST_GROUPS,
     QUEUED,
     RERUN,
     SUSPECT,
@@ -142,7 +144,9 @@ class ModelQueue:
         self.buckets: dict[tuple[int, ...], Bucket] = {}
         """What waits in lanes, by size."""
         self.lanes: dict[tuple[int, ...], Lane] = {}
-        """The lanes with these buckets, by the sizes that may not be padded."""
+        """The lanes with these buckets, by the sizes that may not be padded, and the group."""
+        self.groups: Counter[int] = Counter()
+        """The groups that have lanes, and the number of buckets of each."""
         self.turns = Turns()
         """The flows with what waits in lanes."""
         self.due = LazyHeap(QUEUED)
@@ -265,6 +269,9 @@ class ModelQueue:
         name = (*EMPTY, *request.shape) if request.empty else request.shape
         if request.arrival.suspect:
             name = (LONE, request.order)
+        elif (group := request.arrival.group) is not None and not request.empty:
+            has_room = group in self.groups or len(self.groups) < MOST_GROUPS
+            name = (*name, group) if has_room else (*name, *CROWDED)
         bucket = self.buckets.get(name)
         if bucket is None:
             bucket = self.buckets[name] = self._open_bucket(name, request)
@@ -280,10 +287,14 @@ class ModelQueue:
         if self._equal_axes:
             key = tuple([shape[axis] for axis in self._equal_axes])
             elements = prod([shape[axis] for axis in self._padded_axes])
-        if request.empty:
-            key = EMPTY
         if request.arrival.suspect:
             key = name
+        elif request.empty:
+            key = EMPTY
+        elif request.arrival.group is not None:
+            key = (*key, name[-1])
+            if name[-1:] != CROWDED:
+                self.groups[name[-1]] += 1
         lane = self.lanes.get(key)
         if lane is None:
             lane = self.lanes[key] = Lane(key)
@@ -370,6 +381,11 @@ class ModelQueue:
             self.full.pop(bucket.name, None)
         lane = bucket.lane
         lane.remove(bucket)
+        key = lane.key
+        if self.groups and key not in (EMPTY, CROWDED) and key[0] != LONE and (group := key[-1]) in self.groups:
+            self.groups[group] -= 1
+            if not self.groups[group]:
+                del self.groups[group]
         if not lane.buckets:
             del self.lanes[lane.key]
 

@@ -33,7 +33,7 @@ import numpy as np
 
 from shapestream.scheduling.cost_grid import Sizes, elements_of
 from shapestream.scheduling.events import CutReason
-from shapestream.scheduling.queueing import Bucket, Lane, Request
+from shapestream.scheduling.queueing import CROWDED, Bucket, Lane, Request
 from shapestream.scheduling.segments import NEVER, SegmentLimits, Window, are_nested, cut_window, nearest
 from shapestream.scheduling.slots import Slot, SlotPool
 from shapestream.scheduling.tries import tried_rows
@@ -109,6 +109,8 @@ def plan_batch(
         most_s=None if most_s is None else most_s / slowdown,
     )
     bucket = anchor.bucket
+    if bucket.lane.key[-1:] == CROWDED:
+        return batch_of([anchor], costs, reason=CutReason.CROWDED)
     delayed = DELAYED * queue.count if costs.measured else None
     if len(bucket.lane.buckets) == 1 or bucket.rows >= min(
         rows, costs.worker_class.useful_rows(bucket.shape)[0]

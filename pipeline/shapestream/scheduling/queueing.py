@@ -283,8 +283,13 @@ class LazyHeap:
 
 EMPTY = (-1,)
 """The key of the lane of requests without elements. No size is negative."""
+MOST_GROUPS = 64
+"""Groups of one model, by common inputs, that have lanes at a time. Clients choose these values, and each lane takes time of
+the planner's; requests of further groups run alone."""
+CROWDED = (-2,)
+"""The end of the key of the lane of requests that run alone because there are as many groups. No digest is negative."""
 
-LONE = -2
+LONE = -3
 """The first number of the key of a suspect's own lane; its order follows."""
 
 _FEW_DEAD = 32

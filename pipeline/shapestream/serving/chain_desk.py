@@ -232,6 +232,7 @@ class ChainDesk:
         model = self._models.by_name[name]
         try:
             shape = model.resolve(part.tensors.layout)
+            group = model.group_of(shape, part.tensors) if model.has_alike else None
             if model.takes_strings:
                 check_longest(model.signature.inputs, part.tensors)
         except ShapeError as error:
@@ -241,7 +242,7 @@ class ChainDesk:
             run.failed(part, error.code, f"model {name!r}: {error.message}", now)
             return None
         id_ = request.ids[part] = next(self._ids)
-        return request.record.of_stage(id_, model, shape, part, now)
+        return request.record.of_stage(id_, model, shape, part, now, group)
 
 
 def part_of(part: StageRequest, number: int) -> Part:

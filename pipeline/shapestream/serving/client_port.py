@@ -301,6 +301,7 @@ class ClientPort:
         try:
             model = self._models.by_number[entry.model]
             shape = model.resolve(entry.tensors.layout)
+            group = model.group_of(shape, entry.tensors) if model.has_alike else None
         except IndexError:
             text = f"no model has the number {entry.model} here; open a model by its name first"
             self._fail(session, sequence, "invalid", text, entry.tags)
@@ -351,6 +352,7 @@ class ClientPort:
             deadline=None if remaining_ms is None else self._deadline(session, remaining_ms, now),
             priority=entry.priority,
             suspect=losses is not None and session.names_suspects,
+            group=group,
             session=session,
             sequence=sequence,
             served=model,

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+from hashlib import blake2b
 from itertools import zip_longest
 from math import prod
 
@@ -25,10 +26,12 @@ from shapestream.wire.limits import (
     WORKER_LIMITS,
     Limits,
 )
+from shapestream_engine.batching.assembly import common_refused
 from shapestream_engine.batching.calls import CallPlanner
 from shapestream_engine.calibration_shapes import DEFAULT_MAX_BATCH
 from shapestream_engine.element_types import dtype_of
-from shapestream_engine.layout import REMEMBERED
+from shapestream_engine.errors import ShapeError
+from shapestream_engine.layout import REMEMBERED, RequestShape, Tensors
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import BATCH
 from shapestream_engine.signature import ModelSignature
@@ -59,12 +62,20 @@ _BATCH_BYTES = 64 * 1024
 _BATCH_ITEMS = 64
 
 
+GROUP_BYTES = 7
+"""Bytes of the digest of common inputs: as many as a machine's integer holds. Requests whose digests are equal by chance, or
+by a client's search, are told apart by the worker, and run again in other calls."""
+
+
 class ServedModel:
     """One model: its number on the wire, its signature, and how it is batched."""
 
     __slots__ = (
+        "_common",
+        "_fixed",
         "chain",
         "description",
+        "has_alike",
         "name",
         "number",
         "profile",
@@ -90,6 +101,13 @@ class ServedModel:
         """The stages, if it is a chain of other models; no slot serves it, and the scheduler does not know it."""
         self.profile = _profile(name, signature, settings)
         self.takes_strings = any(port.is_string for port in signature.inputs)
+        numbered = list(enumerate(signature.inputs))
+        self._fixed = [(number, port) for number, port in numbered if port.value is not None]
+        self._common = [
+            number for number, port in numbered if signature.is_common(port) and port.value is None
+        ]
+        self.has_alike = bool(self._fixed or self._common)
+        """Whether requests have inputs that `group_of` compares."""
         self.description = signature.to_dict()
         """The signature as plain data."""
         self.resolve = lru_cache(REMEMBERED)(signature.resolve)
@@ -97,6 +115,24 @@ class ServedModel:
 
         Use it only for layouts that the codec has read, which holds no `True` or `1.0` in place of an equal 1.
         """
+
+    def group_of(self, shape: RequestShape, tensors: Tensors) -> int | None:
+        """Return the digest of the inputs that a request must have in common with others of its call; None without such.
+
+        Raises ShapeError for other bytes of an input than the value that the configuration fixes.
+        """
+        for number, port in self._fixed:
+            position = shape.positions[number]
+            if position is not None and bytes(memoryview(tensors.buffers[position])) != port.value_bytes:
+                raise ShapeError(common_refused(port))
+        if not self._common:
+            return None
+        digest = blake2b(digest_size=GROUP_BYTES)
+        for number in self._common:
+            position = shape.positions[number]
+            assert position is not None  # only masks and fixed values may be left out
+            digest.update(tensors.buffers[position])
+        return int.from_bytes(digest.digest(), "little")
 
 
 def _profile(name: str, signature: ModelSignature, settings: ModelSettings) -> ModelProfile:

@@ -72,7 +72,13 @@ class RequestRecord(Arrival):
         return self.served.number, self.tensors.layout
 
     def of_stage(
-        self, id_: int, served: ServedModel, shape: RequestShape, part: StageRequest, now: float
+        self,
+        id_: int,
+        served: ServedModel,
+        shape: RequestShape,
+        part: StageRequest,
+        now: float,
+        group: int | None = None,
     ) -> RequestRecord:
         """Return the record of a request of a stage, for this request of a chain, whose client, deadline and tags it has."""
         stage = part.stage.stage
@@ -85,6 +91,7 @@ class RequestRecord(Arrival):
             # The first stages are admitted as the chain is; what follows from them has been.
             since=self.arrived if stage.needs else None,
             then=tuple([later.model for later in part.run.chain.then[stage.name]]),
+            group=group,
             served=served,
             shape=shape,
             tensors=part.tensors,

@@ -132,6 +132,15 @@ def read_model_path(value: Any, info: ValidationInfo) -> str:
     return read_path(value, info, expected="a model file")
 
 
+def read_value(value: Any) -> Any:
+    """Check the value that an input has in every request: a number or a truth value."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    raise wrong(
+        f"expected a number, got {describe(value)} (write the one that every request has, such as 16000)"
+    )
+
+
 Shape: TypeAlias = Annotated[
     str,
     BeforeValidator(check_shape),
@@ -170,6 +179,8 @@ class InputSettings(PortSettings):
     """Make this input (1 = data, 0 = padding) from the named one where the client sends none."""
     at_most_bytes: Bytes | None = Field(default=None, ge=1, le=MAX_AT_MOST_BYTES)
     """Bytes of each string, at most, of an input of the element type str or bytes. Default: 1 MiB."""
+    value: Annotated[Any, BeforeValidator(read_value), WithJsonSchema({"type": ["number", "boolean"]})] = None
+    """The value of this input, a number for each element, in every request; clients need not send it."""
 
     @property
     def has_batch(self) -> bool:

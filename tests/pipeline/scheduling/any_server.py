@@ -113,6 +113,8 @@ class AnyServer:
         self.faults: list[ReportFault] = []
         self.rejoining: list[str] = []
         """The workers of slots that are to join again."""
+        self.grouped = {model.name for model in models if self.random.random() < 0.3}
+        """The models whose requests have inputs in common."""
         for model in models:
             self.play(ModelAdded(model=model))
         for _ in range(slots):
@@ -134,6 +136,8 @@ class AnyServer:
                     assert bool(beside) == (action.behind is not None), "a busy slot was given a batch"
                     self.running[action.batch] = action
                     self._check_bytes(action)
+                    groups = {self.arrived[request].group for request in action.requests}
+                    assert len(groups) <= 1, "a batch mixes groups"
                 case Delivered():
                     for request in action.requests:
                         self.end(request, "delivered")
@@ -207,6 +211,7 @@ class AnyServer:
                 nbytes=self.random.choice([0, 10, 1000]),
                 deadline=self.random.choice([None, None, self.now + 0.5]),
                 priority=self.random.choice([0, 0, 0, 1, -40]),
+                group=self.random.randrange(3) if model.name in self.grouped else None,
             )
             arrivals.append(arrival)
             self.arrived[arrival.id] = arrival

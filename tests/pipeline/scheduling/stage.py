@@ -119,6 +119,7 @@ class Stage:
                 since=options.get("since"),
                 then=options.get("then", ()),
                 suspect=options.get("suspect", False),
+                group=options.get("group"),
             )
             for size in sizes
         ]

@@ -63,7 +63,9 @@ FORGED: dict[str, Frames] = {
     "models in a list": hello(models=["remote"]),
     "a model that is nothing": hello(models={"remote": {}}),
     "a model under another name": hello(models={"other": DESCRIBED}),
-    "a known model with another signature": model(name="scaled"),
+    "a known model with another signature": hello(
+        models={"scaled": {**DESCRIBED, "name": "scaled"}}, engines={"scaled": "function"}
+    ),
     "a model nested too deeply": model(name="other", extra=deep(40)),
     "inputs in a map": model(name="other", inputs={"x": {}}),
     "65 inputs": model(
