@@ -382,7 +382,12 @@ class ModelQueue:
         lane = bucket.lane
         lane.remove(bucket)
         key = lane.key
-        if self.groups and key not in (EMPTY, CROWDED) and key[0] != LONE and (group := key[-1]) in self.groups:
+        if (
+            self.groups
+            and key not in (EMPTY, CROWDED)
+            and key[0] != LONE
+            and (group := key[-1]) in self.groups
+        ):
             self.groups[group] -= 1
             if not self.groups[group]:
                 del self.groups[group]
