@@ -101,12 +101,10 @@ class FunctionRequest(HostRequest):
                 names = ", ".join(map(str, returned)) or "nothing"
                 raise InferenceError(f"the function returned no output {port.name!r}, only {names}")
             value = returned[port.name]
-            if (
-                type(value) is np.ndarray
-                and value.dtype == dtype
-                and value.ndim == len(port.shape.dimensions)
-            ):
-                outputs.append(value)  # nothing else is to be checked here
+            # A dtype equals None where it is float64.
+            is_array = dtype is not None and type(value) is np.ndarray and value.dtype == dtype
+            if is_array and value.ndim == len(port.shape.dimensions):
+                outputs.append(value)  # nothing else is to be checked
             elif isinstance(port.rule, List):
                 outputs += pack(port, value)
             else:

@@ -625,21 +625,27 @@ class InFlight:
             if self.quarantine.kept and self.quarantine.holds(ticket.model.name, ticket.tensors, now):
                 self.end(ticket, Poisoned(QUARANTINED))
                 continue
-            if ticket.id < self.highest_sent and not ticket.may_have_run:
-                self.remove(ticket.id)
-                self.add(ticket)
-            self.highest_sent = max(self.highest_sent, ticket.id)
-            del self.waiting[ticket.id]
-            self.outstanding_requests += 1
-            self.outstanding_bytes += window_bytes
-            ticket.window_bytes = window_bytes
-            if asks:
-                ticket.sent_at = now
-                self.asked[ticket.id] = ticket
-                sendable.append(Ask(sequence=ticket.id, nbytes=ticket.nbytes, remaining_ms=remaining_ms))
-            else:
-                sendable.append(_sent(ticket, now, remaining_ms))
+            sendable.append(self._begin(ticket, now, remaining_ms, asks=asks))
         return sendable
+
+    def _begin(
+        self, ticket: RequestTicket, now: float, remaining_ms: int | None, *, asks: bool
+    ) -> Ask | RequestEntry:
+        """Return the entry that sends a waiting request, or asks for it. It is outstanding, or asked for, from here on."""
+        if ticket.id < self.highest_sent and not ticket.may_have_run:
+            self.remove(ticket.id)
+            self.add(ticket)
+        self.highest_sent = max(self.highest_sent, ticket.id)
+        del self.waiting[ticket.id]
+        self.outstanding_requests += 1
+        if asks:
+            ticket.window_bytes = 0
+            ticket.sent_at = now
+            self.asked[ticket.id] = ticket
+            return Ask(sequence=ticket.id, nbytes=ticket.nbytes, remaining_ms=remaining_ms)
+        ticket.window_bytes = ticket.nbytes
+        self.outstanding_bytes += ticket.nbytes
+        return _sent(ticket, now, remaining_ms)
 
     def _take_granted(self, now: float, one_way_s: float) -> list[Cancel | Ask | RequestEntry]:
         """Return the requests that were granted, and the withdrawals of those that ended first."""

@@ -18,10 +18,12 @@ from shapestream.errors import (
     Cancelled,
     Conflict,
     Draining,
+    InvalidRequest,
     Overloaded,
     Poisoned,
     ProtocolError,
     RequestError,
+    TooLarge,
     Unavailable,
 )
 from shapestream.scheduling.events import Overload
@@ -69,6 +71,7 @@ from shapestream.wire.messages import (
 from shapestream.wire.tags import CALLER, MOST_LOSSES, SUSPECT, losses_of, trace_of
 from shapestream.wire.tensor_frames import BYTES_PER_POINT, check_inputs
 from shapestream_engine.errors import ShapeError
+from shapestream_engine.layout import RequestShape
 
 log = structlog.get_logger()
 
@@ -299,33 +302,16 @@ class ClientPort:
             self._again(session, entry)
             return DEAR
         try:
-            model = self._models.by_number[entry.model]
-            shape = model.resolve(entry.tensors.layout)
+            model, shape, losses = self._checked(entry, granted)
             group = model.group_of(shape, entry.tensors) if model.has_alike else None
-        except IndexError:
-            text = f"no model has the number {entry.model} here; open a model by its name first"
-            self._fail(session, sequence, "invalid", text, entry.tags)
+        except RequestError as error:
+            self._fail(session, sequence, error.code, error.message, entry.tags)
             return DEAR
         except ShapeError as error:
             self._fail(session, sequence, "invalid", f"model {model.name!r}: {error}", entry.tags)
             return DEAR
-        if (why := self._models.unavailable.get(model.name)) is not None:
-            self._fail(session, sequence, Unavailable.code, why, entry.tags)
-            return DEAR
-        nbytes, most = shape.total_nbytes, granted or self._window.window_bytes
-        if nbytes > most:
-            text = f"{nbytes} bytes in one request; this server takes at most {most}"
-            if granted:
-                text = f"{nbytes} bytes in a request that asked for {granted}"
-            elif nbytes <= self.sessions.room.largest:
-                text += ", or more of a client that asks first: update it"
-            self._fail(session, sequence, "too_large", text, entry.tags)
-            return DEAR
-        losses = None if entry.tags is None else losses_of(entry.tags)
+        nbytes = shape.total_nbytes
         if losses is not None:
-            if losses >= MOST_LOSSES:
-                self._fail(session, sequence, Poisoned.code, _ENDED_SERVERS, entry.tags)
-                return DEAR
             self._log_suspect(session, sequence, model, losses)
         caller = None if entry.tags is None else self._caller(peer, session, entry.tags)
         if (excess := self.sessions.excess(session, caller, 0 if granted else nbytes)) is not None:
@@ -366,6 +352,35 @@ class ClientPort:
         self._statistics.requests += 1
         self._arrived.append(record)
         return price
+
+    def _checked(self, entry: RequestEntry, granted: int) -> tuple[ServedModel, RequestShape, int | None]:
+        """Return the model of a request, its shape, and the losses of a suspect (`losses_of`).
+
+        `granted`: the bytes that were granted to it. Raises `RequestError` for one that is refused whatever the load is.
+        """
+        try:
+            model = self._models.by_number[entry.model]
+        except IndexError:
+            text = f"no model has the number {entry.model} here; open a model by its name first"
+            raise InvalidRequest(text) from None
+        try:
+            shape = model.resolve(entry.tensors.layout)
+        except ShapeError as error:
+            raise InvalidRequest(f"model {model.name!r}: {error}") from None
+        if (why := self._models.unavailable.get(model.name)) is not None:
+            raise Unavailable(why)
+        nbytes, most = shape.total_nbytes, granted or self._window.window_bytes
+        if nbytes > most:
+            text = f"{nbytes} bytes in one request; this server takes at most {most}"
+            if granted:
+                text = f"{nbytes} bytes in a request that asked for {granted}"
+            elif nbytes <= self.sessions.room.largest:
+                text += ", or more of a client that asks first: update it"
+            raise TooLarge(text)
+        losses = None if entry.tags is None else losses_of(entry.tags)
+        if losses is not None and losses >= MOST_LOSSES:
+            raise Poisoned(_ENDED_SERVERS)
+        return model, shape, losses
 
     def _granted(self, session: ClientSession, sequence: int) -> int:
         """Return the granted bytes of a request that is here now; 0 if none are. One that did not wait loses its turn."""
