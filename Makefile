@@ -24,7 +24,7 @@ SMOKE ?=
 # Two more than there are CPUs, at most eight: tests of real processes wait much of their time, and take memory.
 TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 8 : n + 2)))
 
-.PHONY: another-python answers chaos compiled fuzz help demo embeddings mutations peer protos reading test text-peer test-all test-avx2 test-clients test-compiled test-engines test-exporters test-newest-python test-pure test-thorough test-tools zoo lint format bench plots soak soak-reloads wheel constraints clean
+.PHONY: another-python answers chaos compiled fuzz help demo embeddings mutations ocr peer protos reading test text-peer test-all test-avx2 test-clients test-compiled test-engines test-exporters test-newest-python test-pure test-thorough test-tools zoo lint format bench plots soak soak-reloads wheel constraints clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,19 @@ demo: $(READY) ## Stream photographs through two worker processes; every answer 
 
 reading: $(READY) ## Photographs through a chain: a detector, crops, a recogniser (QUICK=1: fewer).
 	@$(BIN)/python -m examples.reading.run $(if $(QUICK),--quick)
+
+ocr: .venv-ocr/.ready ## Pages through three models with real weights, beside their package (QUICK=1: fewer; ROUNDS=; Python below 3.13).
+	@.venv-ocr/bin/python -m examples.ocr.run $(if $(QUICK),--quick) $(if $(ROUNDS),--rounds $(ROUNDS))
+
+# One environment for the product, the example and the package that it is measured by.
+.venv-ocr/.ready: constraints-ocr.txt constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || { echo "not run: make ocr needs Python 3.11 or 3.12, as the wheel of its models does (PYTHON=python3.12 make ocr)"; exit 1; }
+	@echo "setting up .venv-ocr (once; about a minute)"
+	@$(PYTHON) -m venv .venv-ocr
+	@.venv-ocr/bin/python -m pip --disable-pip-version-check --quiet install \
+		-c constraints.txt -e '.[openvino,onnxruntime]' matplotlib pillow psutil rich tqdm
+	@.venv-ocr/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -r constraints-ocr.txt
+	@touch $@
 
 embeddings: $(READY) ## Embed the standard library's docstrings with MiniLM (QUICK=1: fewer of them).
 	@$(BIN)/python -m examples.embeddings.run $(if $(QUICK),--quick)
@@ -247,4 +260,4 @@ constraints: ## Resolve all dependencies anew and pin them.
 	   build/constraints-venv/bin/python -m pip freeze --all --exclude shapestream; } > constraints.txt
 
 clean: ## Remove everything that make has made.
-	@rm -rf $(VENV) .venv-newest .venv-torch .venv-xla .venv-peer $(CLIENTS:%=.venv-client-%) .venv-protos .venv-exporters .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .venv-newest .venv-torch .venv-xla .venv-peer $(CLIENTS:%=.venv-client-%) .venv-ocr .venv-protos .venv-exporters .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

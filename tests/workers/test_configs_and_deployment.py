@@ -41,6 +41,7 @@ def test_the_examples_of_this_project_are_among_them() -> None:
         "embeddings.yaml",
         "function.yaml",
         "minimal.yaml",
+        "ocr.yaml",
         "reading.yaml",
         "text.yaml",
         "workers_dial_in.yaml",
