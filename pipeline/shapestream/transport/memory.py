@@ -76,12 +76,13 @@ class MemorySocket(ABC, Generic[T]):
 
     async def receive(self) -> list[T]:
         """Receive the waiting messages, at least one; from clients each with its sender."""
-        await trio.lowlevel.checkpoint_if_cancelled()
-        if messages := self.receive_nowait():
-            await trio.lowlevel.cancel_shielded_checkpoint()
-        while not messages:
+        # No checkpoint after the messages are taken: in it `on_messages` would take later ones, and serve them first.
+        if self._messages:
+            await trio.lowlevel.checkpoint()
+        else:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        while not (messages := self.receive_nowait()):
             await self._receivers.park()  # a wake-up that finds nothing is not an error
-            messages = self.receive_nowait()
         return messages
 
     def receive_nowait(self) -> list[T]:
