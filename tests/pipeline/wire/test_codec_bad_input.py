@@ -267,7 +267,8 @@ def assert_valid(value: Any) -> None:
             elif declared in {str, bytes, bool, str | None}:
                 assert isinstance(item, declared)
             elif declared == dict[str, str] | None:
-                assert item is None or {"request_id", "traceparent", "tracestate"} >= item.keys() != set()
+                known = {"request_id", "traceparent", "tracestate", "caller", "suspect"}
+                assert item is None or known >= item.keys() != set()
                 assert {str} >= set(map(type, (item or {}).values()))
             elif declared == tuple[str, ...]:
                 assert {str} >= set(map(type, item))
