@@ -113,6 +113,8 @@ def test_a_goodbye_is_heard_though_its_answers_find_the_connection_gone(workplac
     with_deadline(main)
     time.sleep(0.5)  # libzmq's thread sends all that, and ends the connection
     served.send(signal.SIGCONT)
+    (left,) = served.wait_for("client left")  # else the second request could begin before the goodbye is read
+    assert "goodbye" == left["why"]
     workplace.open_gate()
 
     async def later() -> None:
