@@ -50,7 +50,7 @@ from benchmarks.report import Figure, Report, print_reports
 from shapestream.gateway import open_inference_pb2 as protocol
 
 CONNECTIONS = (1, 16)
-"""Of an attacker. The aims are for one."""
+"""Connections of an attacker. The aims are for one."""
 AIM_P99_MS, AIM_RATE, AIM_TURN_MS = 50.0, 0.9, 5.0
 HTTP_INTERVAL_S, GRPC_INTERVAL_S = 0.005, 0.02
 """Between two requests of an honest caller, whatever is answered."""
@@ -468,7 +468,7 @@ def over_http(port: int, token: str, requests: int) -> list[float]:
 
 
 def over_grpc(port: int, token: str, requests: int) -> list[float]:
-    """The same by grpcio."""
+    """Ask by grpcio; what it returns is as `over_http` has it."""
     metadata = [("authorization", f"Bearer {token}")]
     ended: dict[int, float] = {}
     options = (("grpc.use_local_subchannel_pool", 1),)
@@ -513,7 +513,7 @@ class Victim:
         return sorted(taken)[int(0.99 * (len(taken) - 1))], requests / (time.perf_counter() - began)
 
     def longest_turn_s(self, *, reset: bool = False) -> float:
-        """Of all event loops since the last reset."""
+        """The longest turn of all event loops since the last reset."""
         longest = 0.0
         for path in self.turns.glob("*.turns"):
             turns = mapped(path)
@@ -523,7 +523,7 @@ class Victim:
         return longest
 
     def resident_mb(self) -> dict[str, float]:
-        """Of each process, by what it is and its number."""
+        """The resident memory of each process, by what it is and its number."""
         whole = psutil.Process(self.child.pid)
         found = {f"server {whole.pid}": whole.memory_info().rss / 1e6}
         for each in whole.children(recursive=True):

@@ -75,7 +75,7 @@ def grow(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def many(x: np.ndarray[Any, Any]) -> dict[str, list[np.ndarray[Any, Any]]]:
-    """As many small arrays as the input says."""
+    """Return as many small arrays as the input says."""
     return {"items": [np.zeros(1, np.float32)] * int(x[0])}
 
 

@@ -17,7 +17,7 @@ Cut = Callable[..., dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What was read on a page."""
+    """The boxes and texts that were read on a page."""
 
     boxes: npt.NDArray[np.int32]
     """[lines, 4, 2]: corners clockwise from the top left, x before y, in pixels."""

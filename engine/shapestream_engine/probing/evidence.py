@@ -184,7 +184,7 @@ class ProbeReport:
     rules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """For outputs without a configured rule: the only rule that held in every case."""
     unruled: Mapping[str, str] = field(default_factory=dict)
-    """For those of which no rule is certain: what was tried, and what came of it."""
+    """What was tried for outputs of which no rule is certain, and what came of it."""
     tolerances: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """`OutputTolerance.to_dict` by output; empty if the model does not repeat its results, or was not tried."""
     engine: str = ""
