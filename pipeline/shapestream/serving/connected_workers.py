@@ -25,7 +25,7 @@ from shapestream.errors import ConfigurationError
 from shapestream.serving.client_port import ClientPort
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.port_traffic import Outgoing
-from shapestream.serving.served_models import OtherModel, Served, ServedModel, ServedModels
+from shapestream.serving.served_models import OtherModel, ServedModel, ServedModels, ServedPart
 from shapestream.serving.workers import (
     MAX_NAME,
     ConnectedWorker,
@@ -343,11 +343,11 @@ JOINS_PER_S = 256
 MAX_HUNG = 256
 
 _OTHERS = {
-    Served.FILES: (
+    ServedPart.FILES: (
         "it has read other bytes of the model's files than those that are served",
         "to serve the files as they are now, send the server SIGHUP or restart it; else put the old ones back",
     ),
-    Served.ENGINE: (
+    ServedPart.ENGINE: (
         "it has another engine, or another version of it, than the one that is served",
         "install the same version everywhere; to serve what is installed now, send the server SIGHUP or restart it",
     ),

@@ -252,7 +252,7 @@ def _header_bytes(ports: Sequence[InputPort | OutputPort]) -> int:
     )
 
 
-class Served(Enum):
+class ServedPart(Enum):
     """What all workers of a model must have alike; the value names it in messages."""
 
     FILES = "files"
@@ -264,7 +264,7 @@ class OtherModel:
     """A model of a worker that is another one than the served model of its name."""
 
     name: str
-    what: Served
+    what: ServedPart
     serves: str
     """The digest of the served files, or the served engine with its version."""
     offers: str | None
@@ -314,8 +314,8 @@ class ServedModels:
         """Yield what a worker has of these models that is not what is served: files, and engines."""
         for name in names:
             for what, served, offered in (
-                (Served.FILES, self.digests, digests),
-                (Served.ENGINE, self.engines, engines),
+                (ServedPart.FILES, self.digests, digests),
+                (ServedPart.ENGINE, self.engines, engines),
             ):
                 if served.get(name) not in (None, offered.get(name)):
                     yield OtherModel(name=name, what=what, serves=served[name], offers=offered.get(name))
