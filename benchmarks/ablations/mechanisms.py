@@ -415,7 +415,20 @@ PLANNED = (
 )  # fmt: skip
 PRICED = (*CURVED, *CHANGING, "lognormal, 64", "calls vary by 40 %")
 
+MIXED = (
+    "texts beside calls of 64, half of the time",
+    "texts beside calls of 64, nearly all of it",
+    "lognormal, 64",
+    "lognormal, 60 %",
+    "lognormal, 90 %",
+    "docstrings, 64",
+    "unequal workers, 64",
+    "three models, two clients",
+)
+
 MECHANISMS: dict[str, Mechanism] = {
+    "short before long": Mechanism(off=constant(0.0, "PATIENCE", fairness), scenarios=MIXED),
+    "four times as much patience": Mechanism(off=constant(8.0, "PATIENCE", fairness), scenarios=MIXED),
     "prefetch": Mechanism(
         off=_no_prefetch, watched="behind",
         scenarios=(*STEADY, "lognormal, 64, way of 1 ms", *CHEAP, "endless, exact", "device not full, 64"),

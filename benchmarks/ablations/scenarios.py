@@ -20,10 +20,11 @@ from shapestream.scheduling import Scheduler
 from shapestream.scheduling.actions import StartBatch
 from shapestream.scheduling.events import Event, ModelProfile
 from shapestream.scheduling.hang_watch import HangLimits
-from shapestream.telemetry.trace import TraceRequest
+from shapestream.telemetry.trace import Sent, TraceChain, TraceRequest, TraceStage
 from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_workers.lab import simulator
-from shapestream_workers.lab.simulator import DONE, EXPIRED, LATE, Simulated
+from shapestream_workers.lab.played_chains import chain_of
+from shapestream_workers.lab.simulator import DONE, EXPIRED, LATE, NO_CHAIN, Simulated
 from shapestream_workers.lab.true_cost import FormulaCost, TableCost, TrueCost
 
 EVENT_S, REQUEST_S, BATCH_S = 20e-6, 20e-6, 60e-6
@@ -56,6 +57,8 @@ class Stream:
     """Each request is for one of so many models, at random."""
     draw: Draw | None = None
     """Sizes of its requests; None: the scenario's."""
+    together: int | None = None
+    """Requests that are submitted as one, as the rows of a chain's stage are; `rate` and `requests` then count chains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +81,8 @@ class Scenario:
     in_flight: int | None = None
     in_flight_of: Mapping[int, int] = field(default_factory=dict)
     """By client, requests in flight in a closed loop of its own."""
+    one_client: bool = False
+    """Whether all streams are those of one client, as of one web application."""
     failing: Mapping[int, float] = field(default_factory=dict)
     """By client, the share of its requests that fail each call with them."""
     apart_s: float = 0.0
@@ -127,6 +132,10 @@ def run(scenario: Scenario, seed: int, spent: Callable[[], float]) -> dict[str, 
             profiles=profiles,
             costs=dict.fromkeys(names, _truth(scenario)),
             traffic=requests,
+            chains=[
+                chain_of(f"{together} together", {"rows": TraceStage((), at_most=together)})
+                for together in _together(scenario)
+            ],
             believed={}
             if scenario.believed is None
             else dict.fromkeys(names, _Believed(scenario, scenario.believed, seed)),
@@ -177,8 +186,7 @@ class _Simulation(simulator._Simulation):
             ends += own.pop(0)[1]
         return float(ends - job.began)
 
-    def _handle(self, event: Event, at: float) -> None:
-        self._now = at
+    def _decide(self, event: Event, at: float) -> None:
         while self._loop_stalls and self._loop_stalls[0][0] <= at:
             began, seconds = self._loop_stalls.pop(0)
             self._free_at = max(self._free_at, began + seconds)
@@ -188,17 +196,17 @@ class _Simulation(simulator._Simulation):
         starts = sum([len(action.batches) for action in actions if isinstance(action, StartBatch)])
         took = EVENT_S + REQUEST_S * len(getattr(event, "requests", ())) + BATCH_S * starts
         ends = self._free_at = begins + took + self._spent() - before
-        finished = self._finished
         for action in actions:
             self._act(action, ends)
-        count = self._finished - finished
-        if not self._scenario.in_loops or not count:
-            return
+
+    def _return(self, count: int, at: float) -> None:
         if self._played.apart_s:
             gap_s = self._played.apart_s / max(1, count - 1)
-            self._returning.extend([(ends + ROUND_TRIP_S + number * gap_s, 1) for number in range(count)])
+            self._returning.extend(
+                [(self._free_at + ROUND_TRIP_S + number * gap_s, 1) for number in range(count)]
+            )
         else:
-            self._returning.append((ends + ROUND_TRIP_S, count))
+            self._returning.append((self._free_at + ROUND_TRIP_S, count))
 
 
 def programme_s(requests: int, reach: int, dimensions: int) -> float:
@@ -289,11 +297,26 @@ def _truth(scenario: Scenario) -> TrueCost:
     return _Changing(scenario.cost(), at_s, second())
 
 
-def _requests(scenario: Scenario, seed: int) -> Iterator[TraceRequest]:
+def _together(scenario: Scenario) -> list[int]:
+    """By number of chain, the rows of each."""
+    return [stream.together for stream in scenario.streams if stream.together is not None]
+
+
+def _requests(scenario: Scenario, seed: int) -> Iterator[Sent]:
     """In order of time; clients are numbered as their streams are."""
     rng = np.random.default_rng(seed)
 
-    def one(client: int, stream: Stream) -> list[TraceRequest]:
+    def chains(client: int, stream: Stream, together: int) -> list[Sent]:
+        chain = _together(scenario).index(together)
+        return [
+            TraceChain(at_s, chain, client, rows=([(0, sizes) for sizes in drawn],))
+            for at_s in _times(rng, stream).tolist()
+            for drawn in [(stream.draw or scenario.draw)(rng, together)]
+        ]
+
+    def one(client: int, stream: Stream) -> list[Sent]:
+        if stream.together is not None:
+            return chains(client, stream, stream.together)
         number = stream.requests
         # Where clients have loops of their own, their requests alternate.
         times = np.arange(number) * 1e-9 if stream.rate == inf else _times(rng, stream)
@@ -306,7 +329,9 @@ def _requests(scenario: Scenario, seed: int) -> Iterator[TraceRequest]:
         ]
 
     order = count()
-    each = [one(client, stream) for client, stream in enumerate(scenario.streams)]
+    each = [
+        one(0 if scenario.one_client else client, stream) for client, stream in enumerate(scenario.streams)
+    ]
     return merge(*each, key=lambda request: (request.at_s, next(order)))
 
 
@@ -348,13 +373,21 @@ def _figures(scenario: Scenario, simulated: Simulated) -> dict[str, float]:
             "beside": float(last.sum() / until),
             "p99 beside": float(np.percentile(took_s[last], 99)) if last.any() else nan,
         }
-    elif len(scenario.streams) > 1:
+    elif len(scenario.streams) > 1 and not scenario.one_client:
         shares = np.array([done[clients == client].mean() for client in range(len(scenario.streams))])
         alike = [s.rate == scenario.streams[-1].rate for s in scenario.streams]
         found["modest"] = float(shares[alike].min())
         found["fairness"] = float(shares[alike].min() / max(shares[alike].max(), 1e-9))
         modest = done & np.isin(clients, np.flatnonzero(alike))
         found["modest p99"] = float(np.percentile(took_s[modest], 99)) if modest.any() else nan
+    chains = simulated.requests.chains()
+    if _together(scenario):
+        single, whole = took_s[done & (chains == NO_CHAIN)], took_s[done & (chains >= 0)]
+        found |= {
+            "single p50": float(np.median(single)),
+            "single p99": float(np.percentile(single, 99)),
+            "whole": float(whole.mean()),
+        }
     return {name: found[name] for name in scenario.figures}
 
 
@@ -680,6 +713,15 @@ ALL = (
     overload(
         "flood of one client", _greedy(CAPACITY, 6.0, None, times=2.0), queue=8192, figures=("served", "modest p99")
     ),
+    *[
+        text(
+            f"texts beside calls of 64, {name}", docstrings, one_client=True,
+            figures=("single p50", "single p99", "whole"), streams=(
+                Stream(rate=rate, requests=round(40 * rate), together=64), Stream(rate=20.0, requests=800),
+            ),
+        )
+        for name, rate in (("half of the time", 0.6), ("nearly all of it", 1.2))
+    ],
     *[_beside_failing(f"{share:.1%} fail, 2 ms", failing={0: share}) for share in (0.001, 0.01, 0.1)],
     *[_beside_failing(f"{share:.1%} fail, MiniLM", failing={0: share}, **MINILM_ALIKE) for share in (0.01, 0.1)],
     *[

@@ -210,6 +210,7 @@ class Client(Calls):
         request_id: str | None = None,
         trace: Mapping[str, str] | None = None,
         caller: str | None = None,
+        together: int = 1,
     ) -> Result:
         asking = self._infer(
             model,
@@ -219,6 +220,7 @@ class Client(Calls):
             request_id=request_id,
             trace=trace,
             caller=caller,
+            together=together,
         )
         return await self._ask(asking)
 

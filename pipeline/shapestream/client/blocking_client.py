@@ -114,6 +114,7 @@ class Client(Calls):
         request_id: str | None = None,
         trace: Mapping[str, str] | None = None,
         caller: str | None = None,
+        together: int = 1,
     ) -> Result:
         asking = self._infer(
             model,
@@ -123,6 +124,7 @@ class Client(Calls):
             request_id=request_id,
             trace=trace,
             caller=caller,
+            together=together,
         )
         return self._ask(asking)
 

@@ -113,11 +113,12 @@ class Calls:
         request_id: str | None,
         trace: Mapping[str, str] | None,
         caller: str | None,
+        together: int = 1,
     ) -> Asking[Result]:
         self._check_caller()
         core = self._core
         priority = checked_priority(priority)
-        tags = tags_of(request_id, trace, caller)
+        tags = tags_of(request_id, trace, caller, together)
         due = None if deadline is None else deadline_at(core.clock, deadline)
         opened = core.models.get(model) or (yield from self._open(model, due))
         tensors, nbytes = opened.encode(inputs)
@@ -173,6 +174,8 @@ class Calls:
                 headers of an HTTP request. Without it the current OpenTelemetry span counts.
             caller: for whom a gateway asks, 1 to 128 printable ASCII characters. The server's fair shares count by this
                 name instead of by the gateway, if its key has the role `gateways`; otherwise the name is ignored.
+            together: how many requests you submit as one thing, this one included, such as the texts of one call. Your
+                shorter work may pass them. 1 to 99,999.
 
         Returns a `Result`: the outputs by name. A call that is cancelled, or interrupted by Ctrl-C, is cancelled at the
         server too.
@@ -182,7 +185,7 @@ class Calls:
             DeadlineExceeded: the time is over.
             Cancelled: the client was closed meanwhile.
             RequestError: any other failure of the request; docs/client.md has the table.
-            TypeError, ValueError: a name, deadline, priority, id or caller is wrong.
+            TypeError, ValueError: a name, deadline, priority, id, caller or `together` is wrong.
             RuntimeError: the call comes from another event loop than the client's, or from a forked child.
 
         Example:

@@ -58,8 +58,10 @@ from shapestream.wire.limits import MAX_NAME_CHARACTERS, MAX_PRIORITY
 from shapestream.wire.messages import Ask, Cancel, RequestEntry, ResultEntry
 from shapestream.wire.tags import (
     CALLER,
+    MAX_TOGETHER,
     MOST_LOSSES,
     REQUEST_ID,
+    TOGETHER,
     TRACEPARENT,
     TRACESTATE,
     can_be_sent,
@@ -300,25 +302,29 @@ _DEADLINE = "a deadline is a number of seconds from now, or None for no deadline
 
 
 def tags_of(
-    request_id: str | None, trace: Mapping[str, str] | None, caller: str | None
+    request_id: str | None, trace: Mapping[str, str] | None, caller: str | None, together: int = 1
 ) -> dict[str, str] | None:
     """Return the tags of one request, None for none. Without a `trace` they tell the current span.
 
-    Raises TypeError and ValueError for an id or a caller that cannot be sent. A `trace` that cannot be understood is
-    ignored.
+    Raises TypeError and ValueError for an id, a caller or a number that cannot be sent. A `trace` that cannot be
+    understood is ignored.
     """
     tags = None
     if trace is not None:
         tags = _given(trace)
     elif "opentelemetry.trace" in sys.modules:
         tags = _current_trace()
-    if request_id is None and caller is None:
+    if request_id is None and caller is None and together == 1:
         return tags
     tags = {} if tags is None else tags
     if request_id is not None:
         tags[REQUEST_ID] = _checked(REQUEST_ID, "a request's id", request_id)
     if caller is not None:
         tags[CALLER] = _checked(CALLER, "the name of a caller", caller)
+    if together != 1:
+        if type(together) is not int or not 1 <= together <= MAX_TOGETHER:
+            raise ValueError(f"together is an integer from 1 to {MAX_TOGETHER}, not {together!r}")
+        tags[TOGETHER] = str(together)
     return tags
 
 

@@ -142,7 +142,7 @@ class TextCalls:
                     index, tokens = unsent.popleft()
                     try:
                         results[index] = await self._infer(
-                            self._service.encoder, ports.inputs_of(tokens), request
+                            self._service.encoder, ports.inputs_of(tokens), request, together=len(inputs)
                         )
                     except BeyondQuota as error:
                         if len(nursery.child_tasks) > 1:
@@ -161,7 +161,9 @@ class TextCalls:
             raise failures[0]
         return [results[index] for index in range(len(inputs))]
 
-    async def _infer(self, model: str, inputs: Mapping[str, Any], request: HttpRequest) -> Result:
+    async def _infer(
+        self, model: str, inputs: Mapping[str, Any], request: HttpRequest, *, together: int = 1
+    ) -> Result:
         with self._in_flight.one(request.peer):
             return await self._client.infer(
                 model,
@@ -169,4 +171,5 @@ class TextCalls:
                 request_id=own_id(request.headers.get(OWN_ID)),
                 trace=request.headers,
                 caller=request.peer,
+                together=together,
             )

@@ -131,6 +131,8 @@ class Arrival:
     group: int | None = None
     """Digest of the inputs that the requests of a call have in common: only equal ones share a batch. None: its model has no
     such inputs."""
+    submitted: int = 1
+    """Requests that were submitted as one thing, this one included: the texts of one call, the rows of a chain's stage."""
 
 
 @value

@@ -21,8 +21,9 @@ A client is whatever the caller numbers as one: a key with all its connections, 
   `present` is bounded by the queue. A client that comes later starts at most a second of work before the virtual time, less
   the lead of the largest priority. Once virtual time is that much past the account of a client that waits, no new client
   passes it. Clients that were here pass it by what they are owed.
-- A request's *rank* is a forecast of its turn, made at its arrival. It orders the requests of a bucket, and those of a flow
-  with the whole of their priority (their *place*).
+- A request's *rank* is a forecast of its turn, made at its arrival, plus `PATIENCE` x the predicted seconds of what was
+  submitted with it. It orders the requests of a bucket, and those of a flow with the whole of their priority (their
+  *place*). So the short passes the long, and nothing is passed by what comes later than that.
 - The work that a failed call makes run again (`Rework`) is paid once, by the client whose request is to blame.
 
 **Room.** The queue is bounded in requests, bytes and, if asked, seconds of predicted work. Requests and bytes are divided
@@ -46,11 +47,16 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any, Generic, TypeVar
 
+from shapestream.scheduling.events import Arrival
+
 AGEING_S = 1.0
 """Seconds of waiting that are worth one step of priority."""
 
 MAX_PRIORITY = 32
 """Largest priority, either way: larger ones count as this."""
+
+PATIENCE = 2.0
+"""Seconds of its client's later work that pass a request, per second of what was submitted with it (docs/decisions.md)."""
 
 LEAD_BATCHES = 8
 """Batches of mean length that the largest priority goes before other clients' turns, divided by the clients: a step is worth
@@ -106,8 +112,8 @@ class Flow:
         self.queued_bytes = 0
         self.queued_s = 0.0
         """Predicted seconds of all slots of these requests, in efficient batches."""
-        self.last: dict[int, tuple[float, float]] = {}
-        """Place and rank of the newest request, by priority; empty while nothing is queued."""
+        self.last: dict[tuple[int, int, tuple[int, ...]], tuple[float, float]] = {}
+        """Place and rank of the newest of the requests that are alike; empty while nothing is queued."""
         self.has_priorities = False
         """Whether any request had a priority since the flow was empty: the next one may then go before the first."""
 
@@ -240,15 +246,19 @@ class FairShares(Generic[FlowT]):
 
     # ------------------------------------------------------------ requests
 
-    def stamp(self, flow: FlowT, share_s: float, priority: int) -> tuple[float, float, float, float]:
+    def stamp(self, flow: FlowT, arrival: Arrival, share_s: float) -> tuple[float, float, float, float]:
         """Count a new request of `share_s` seconds of all slots.
 
         Return its place in its flow, its rank, and the virtual seconds of its priority: among its client's models, and
         among clients.
 
+        Work is passed by what comes later and is shorter: both are later by `PATIENCE` x the seconds of all that was
+        submitted with it. What comes once so much of its client's work has begun goes behind it.
+
         Priority is counted in seconds of all clients' work: virtual time grows by 1/clients while the slots work for
-        one second, so a step is `AGEING_S / clients`. The number of clients changes, but two requests of one flow and one
-        priority must keep their order. So a place and a rank are never smaller than those of a queued one.
+        one second, so a step is `AGEING_S / clients`. The number of clients and prices change, but requests of one flow that
+        are alike (in sizes, priority and number submitted) must keep their order. So a place and a rank are never smaller
+        than those of a queued one that is alike.
         """
         client: ClientShare[FlowT] = flow.client
         present = self.present + (not client.unfinished)
@@ -263,23 +273,25 @@ class FairShares(Generic[FlowT]):
             if flow.start_s < client.virtual_s:
                 flow.start_s = client.virtual_s
         start_s = client.start_s
-        place = rank = start_s + (flow.queued_s if client.queued == 1 else _ahead_s(flow))
+        place = start_s + (flow.queued_s if client.queued == 1 else _ahead_s(flow))
+        rank = place = place + PATIENCE * arrival.submitted * share_s
         bonus_s = lead_s = 0.0
+        priority = _bounded(arrival.priority)
         if priority:
-            priority = _bounded(priority)
             bonus_s = _bonus_s(priority, present)
             lead_s = start_s - self._led(start_s, start_s - bonus_s)
             place -= bonus_s
             rank = self._led(start_s, place)
             flow.has_priorities = True
+        alike = priority, arrival.submitted, arrival.sizes
         if flow.queued:
-            last = flow.last.get(priority)
+            last = flow.last.get(alike)
             if last is not None:
                 if last[0] > place:
                     place = last[0]
                 if last[1] > rank:
                     rank = last[1]
-        flow.last[priority] = place, rank
+        flow.last[alike] = place, rank
         flow.queued += 1
         flow.queued_s += share_s
         return place, rank, bonus_s, lead_s

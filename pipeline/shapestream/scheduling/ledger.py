@@ -73,7 +73,7 @@ class Ledger:
         if not shares.room.requests:
             shares.catch_up()
         flow = queue.flow_of(arrival.client)
-        place, rank, bonus_s, lead_s = shares.stamp(flow, terms.share_s, arrival.priority)
+        place, rank, bonus_s, lead_s = shares.stamp(flow, arrival, terms.share_s)
         order = self.next_order
         request = Request(
             arrival, queue, flow, rank, order, now, shape, bonus_s, lead_s, terms.cost_ns, terms.share_s

@@ -68,7 +68,7 @@ from shapestream.wire.messages import (
     Unknown,
     Welcome,
 )
-from shapestream.wire.tags import CALLER, MOST_LOSSES, SUSPECT, losses_of, trace_of
+from shapestream.wire.tags import CALLER, MOST_LOSSES, SUSPECT, losses_of, together_of, trace_of
 from shapestream.wire.tensor_frames import BYTES_PER_POINT, check_inputs
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import RequestShape
@@ -339,6 +339,7 @@ class ClientPort:
             priority=entry.priority,
             suspect=losses is not None and session.names_suspects,
             group=group,
+            submitted=together_of(entry.tags),
             session=session,
             sequence=sequence,
             served=model,

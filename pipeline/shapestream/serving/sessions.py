@@ -92,6 +92,7 @@ class RequestRecord(Arrival):
             since=self.arrived if stage.needs else None,
             then=tuple([later.model for later in part.run.chain.then[stage.name]]),
             group=group,
+            submitted=max(self.submitted, part.stage.requests),
             served=served,
             shape=shape,
             tensors=part.tensors,

@@ -1,5 +1,5 @@
-"""Tags of a request: its caller's own id for it, its place in a trace (W3C Trace Context), for whom a gateway asks, and
-whether a server vanished while it had the request.
+"""Tags of a request: its caller's own id for it, its place in a trace (W3C Trace Context), for whom a gateway asks, how many
+requests were submitted together with it, and whether a server vanished while it had the request.
 
 No result depends on them.
 
@@ -27,13 +27,19 @@ CALLER = "caller"
 SUSPECT = "suspect"
 """A server vanished while it had the request. The text is one digit: the losses of which the request alone may be the cause,
 because it ran alone and the server had said so."""
+TOGETHER = "together"
+"""How many requests were submitted as one thing, this one included, in decimal digits: shorter work may pass them."""
+MAX_TOGETHER = 99_999
 _MOST_CHARACTERS = {
     REQUEST_ID: MAX_REQUEST_ID_CHARACTERS,
     TRACEPARENT: MAX_TRACE_CHARACTERS,
     TRACESTATE: MAX_TRACE_CHARACTERS,
     CALLER: MAX_CALLER_CHARACTERS,
     SUSPECT: 1,
+    TOGETHER: len(str(MAX_TOGETHER)),
 }
+_DIGITS = frozenset({SUSPECT, TOGETHER})
+"""The tags whose text is a number."""
 MOST_LOSSES = 2
 """Losses of a request that ran alone in its server's process, after which it is `poisoned`. One may be a coincidence: a
 process can be killed at any time."""
@@ -69,12 +75,18 @@ def read_tags(value: Any) -> dict[str, str] | None:
 def can_be_sent(name: str, text: str) -> bool:
     """Tell whether a known tag may have this text (`rule_of`)."""
     fits = 0 < len(text) <= _MOST_CHARACTERS[name] and text.isascii() and text.isprintable()
-    return fits and (name != SUSPECT or text.isdigit())
+    return fits and (name not in _DIGITS or text.isdigit())
 
 
 def rule_of(name: str) -> str:
     """Return the rule for the text of a known tag, in words."""
-    return "one digit" if name == SUSPECT else f"1 to {_MOST_CHARACTERS[name]} printable ASCII characters"
+    kind = "digits" if name in _DIGITS else "printable ASCII characters"
+    return "one digit" if name == SUSPECT else f"1 to {_MOST_CHARACTERS[name]} {kind}"
+
+
+def together_of(tags: dict[str, str] | None) -> int:
+    """Return how many requests were submitted together, this one included; 1 where the tags do not say."""
+    return 1 if tags is None else max(1, int(tags.get(TOGETHER, "1")))
 
 
 def losses_of(tags: dict[str, str]) -> int | None:

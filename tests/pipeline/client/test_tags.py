@@ -31,6 +31,17 @@ async def test_a_request_carries_the_callers_id_and_trace(face: Any, server: Scr
     ] == [request.tags for request in server.requests]
 
 
+async def test_a_request_carries_how_many_were_submitted_with_it(face: Any, server: ScriptedServer) -> None:
+    """One alone carries nothing, and no number is refused by the server."""
+    async with face.connect() as client:
+        await client.infer("double", X, together=64)
+        await client.infer("double", X, together=1)
+        for bad in (0, -1, 100_000, 2.0, "3"):
+            with pytest.raises(ValueError, match="together is an integer from 1 to 99999"):
+                await client.infer("double", X, together=bad)
+    assert [{"together": "64"}, None] == [request.tags for request in server.requests]
+
+
 @pytest.mark.parametrize(
     "bad", ["", "i" * 129, "two\nlines", "caf\u00e9", "\ud800", 7, b"id"], ids=lambda bad: repr(bad)[:12]
 )

@@ -130,11 +130,11 @@ class Waiting:
             order = self.count
             self.count += 1
             flow = self.queue.flow_of(0)
-            self.queue.shares.stamp(flow, 0.0, 0)
             sizes_of_it = (rows, *shape) if self.queue.has_batch else tuple(shape)
             arrival = Arrival(
                 id=order, client=0, model="m", sizes=sizes_of_it, nbytes=nbytes, deadline=deadline
             )
+            self.queue.shares.stamp(flow, arrival, 0.0)
             place = float(order) if rank is None else rank
             request = Request(arrival, self.queue, flow, place, order, 0.0)
             self.queue.add(request, request.rank)

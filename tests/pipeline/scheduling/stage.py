@@ -120,6 +120,7 @@ class Stage:
                 then=options.get("then", ()),
                 suspect=options.get("suspect", False),
                 group=options.get("group"),
+                submitted=options.get("submitted", 1),
             )
             for size in sizes
         ]

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pipeline.scheduling.stage import Stage, table
 
-from shapestream.scheduling.events import RequestsAbandoned, SlotJoined
-from shapestream.scheduling.fairness import LEAD_BATCHES, FairShares, Flow, GroupRoom, QueueRoom
+from shapestream.scheduling.events import Arrival, RequestsAbandoned, SlotJoined
+from shapestream.scheduling.fairness import LEAD_BATCHES, PATIENCE, FairShares, Flow, GroupRoom, QueueRoom
 
 
 def _shares() -> FairShares[Flow]:
@@ -193,6 +193,14 @@ def _flow(shares: FairShares[Flow], number: int) -> Flow:
     return client.flows.setdefault("m", Flow(client))
 
 
+def _stamp(
+    shares: FairShares[Flow], flow: Flow, share_s: float, priority: int
+) -> tuple[float, float, float, float]:
+    """A request of 1 x 4 is queued; place, rank, and the two bonuses of its priority."""
+    arrival = Arrival(id=0, client=0, model="m", sizes=(1, 4), nbytes=16, priority=priority)
+    return shares.stamp(flow, arrival, share_s)
+
+
 def _leave(flow: Flow, share_s: float) -> None:
     """One request of this flow is queued no longer."""
     flow.queued -= 1
@@ -218,10 +226,10 @@ def test_backlogged_clients_get_equal_cost_within_one_request(costs, counts):
     flows = [_flow(shares, client) for client in (1, 2)]
     served = [0.0, 0.0]
     for flow in flows:
-        shares.stamp(flow, 0.1, 0)
+        _stamp(shares, flow, 0.1, 0)
     for _ in range(counts):
         which = min((0, 1), key=lambda which: flows[which].client.start_s)
-        shares.stamp(flows[which], 0.1, 0)
+        _stamp(shares, flows[which], 0.1, 0)
         _run(shares, flows[which], costs[which])
         served[which] += costs[which]
     assert abs(served[0] - served[1]) <= sum(costs) + 1e-9
@@ -233,7 +241,7 @@ def test_backlogged_clients_get_equal_cost_within_one_request(costs, counts):
         st.tuples(st.integers(1, 4), st.integers(-32, 32), COSTS, st.integers(0, 9)), min_size=1, max_size=60
     )
 )
-def test_ranks_of_a_client_and_a_priority_never_turn_around(steps):
+def test_ranks_of_requests_that_are_alike_never_turn_around(steps):
     """However many clients come and go meanwhile: first come, first served, of those that are queued."""
     shares = _shares()
     others: list[Flow] = []
@@ -241,12 +249,12 @@ def test_ranks_of_a_client_and_a_priority_never_turn_around(steps):
     for client, priority, cost_s, clients in steps:
         while len(others) < clients:
             others.append(_flow(shares, 100 + len(others)))
-            shares.stamp(others[-1], 0.0, 0)
+            _stamp(shares, others[-1], 0.0, 0)
         while len(others) > clients:
             _leave(others[-1], 0.0)
             shares.ended(others.pop())
         flow = _flow(shares, client)
-        place, rank, *bonus = shares.stamp(flow, cost_s, priority)
+        place, rank, *bonus = _stamp(shares, flow, cost_s, priority)
         before = [each for each in waiting if each[:2] == (flow, priority)]
         assert place >= max([each[2] for each in before], default=place)
         assert rank >= max([each[3] for each in before], default=rank)
@@ -265,13 +273,13 @@ def test_an_endless_stream_passes_nobody_for_ever(stream):
     first."""
     shares = _shares()
     waiting = _flow(shares, 0)
-    shares.stamp(waiting, 0.1, 0)
-    shares.stamp(_flow(shares, -1), 0.0, 0)
+    _stamp(shares, waiting, 0.1, 0)
+    _stamp(shares, _flow(shares, -1), 0.0, 0)
     clients, work_s = 3, 0.0
     while True:
         priority, cost_s = stream[int(work_s * 1e6) % len(stream)]
         newcomer = _flow(shares, 1 + int(work_s * 1e9))
-        _, _, bonus_s, lead_s = shares.stamp(newcomer, cost_s, priority)
+        _, _, bonus_s, lead_s = _stamp(shares, newcomer, cost_s, priority)
         if newcomer.client.start_s - lead_s > waiting.client.start_s:
             break
         _run(shares, newcomer, cost_s, (bonus_s, lead_s))
@@ -289,13 +297,74 @@ def test_clients_that_are_gone_are_forgotten():
     try:
         for client in range(20_000):
             flow = _flow(shares, client)
-            _, _, bonus_s, lead_s = shares.stamp(flow, 0.01, client % 3)
+            _, _, bonus_s, lead_s = _stamp(shares, flow, 0.01, client % 3)
             _run(shares, flow, 0.01, (bonus_s, lead_s))
             shares.ended(flow)
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert kept <= 100_000
+
+
+def test_the_short_pass_the_long_of_their_client(alone):
+    """A request of 0.224 s waits, and three of 0.1 s come later. One goes first: the others follow twice its work."""
+    alone.arrive((1, 128))
+    alone.arrive(*[(1, 4)] * 3)
+    assert [1, 3, 2, 4, 5] == _order(alone)
+
+
+def test_what_is_submitted_together_is_passed_by_what_comes_alone(alone):
+    """Ten rows of one call, all of 0.1 s, and then two single requests: the singles go first."""
+    alone.arrive(*[(1, 4)] * 10, submitted=10)
+    alone.arrive((1, 4))
+    alone.arrive((1, 4))
+    assert [1, 12, 13, *range(2, 12)] == _order(alone)
+
+
+def test_nothing_is_passed_for_longer_than_twice_its_own_work(alone):
+    """A call of ten rows of 0.1 s, and singles without end, one after each batch: of at most 2 s, and some pass it."""
+    alone.arrive(*[(1, 4)] * 10, submitted=10)
+    alone.arrive((1, 4))
+    done = 0
+    while 2 not in [id_ for start in alone.started for id_ in start.requests]:
+        alone.finish(alone.started[done], at=alone.now + 0.1)
+        done += 1
+        alone.arrive((1, 4))
+    passed = [id_ for start in alone.started for id_ in start.requests if id_ > 11]
+    assert 5 <= len(passed) <= 20
+
+
+@given(
+    drawn=st.lists(
+        st.tuples(st.sampled_from([4, 16, 128]), st.sampled_from([1, 8]), st.booleans()),
+        min_size=2,
+        max_size=30,
+    ),
+    seconds=st.lists(st.floats(0.001, 2.0), min_size=1, max_size=5),
+)
+@settings(max_examples=60, deadline=None)
+def test_requests_that_are_alike_start_in_their_order(drawn, seconds):
+    """Whatever comes between them, and whatever the calls turn out to take: prices change while they wait."""
+    stage = Stage()
+    stage.model(max_batch=1)
+    stage.measured_slots(0)
+    kinds: dict[int, tuple[int, int]] = {}
+    done = 0
+    for length, submitted, runs in drawn:
+        (id_,) = stage.arrive((1, length), submitted=submitted)
+        kinds[id_] = length, submitted
+        if runs and done < len(stage.started):
+            took_s = seconds[done % len(seconds)]
+            stage.finish(stage.started[done], took_s, at=stage.now + took_s)
+            done += 1
+    while done < len(stage.started):
+        stage.finish(stage.started[done], at=stage.now + 0.1)
+        done += 1
+    started = [id_ for start in stage.started for id_ in start.requests]
+    assert sorted(kinds) == sorted(started)
+    for kind in set(kinds.values()):
+        own = [id_ for id_ in started if kinds[id_] == kind]
+        assert sorted(own) == own
 
 
 def test_a_client_that_leaves_and_returns_under_a_flood_is_not_better_off():
@@ -345,16 +414,16 @@ def test_withdrawing_never_lets_a_client_pass_itself(share_s, dropped, newest_fi
     """Whatever is dropped, in whatever order: the next request goes behind those that are left, and nothing is charged."""
     shares = _shares()
     flow = _flow(shares, 1)
-    ranks = [shares.stamp(flow, share, priority)[0] for share in share_s]
+    ranks = [_stamp(shares, flow, share, priority)[0] for share in share_s]
     for at in sorted(dropped & set(range(len(ranks))), reverse=newest_first):
         _leave(flow, share_s[at])
         shares.ended(flow)
     left = [ranks[at] for at in range(len(ranks)) if at not in dropped]
-    again, _, bonus_s, _ = shares.stamp(flow, 0.1, priority)
+    again, _, bonus_s, _ = _stamp(shares, flow, 0.1, priority)
     assert again >= max(left, default=-bonus_s)
     assert 0.0 == flow.client.start_s
     if not left:
-        assert -bonus_s == again
+        assert PATIENCE * 0.1 - bonus_s == again
 
 
 def test_a_client_that_never_waited_is_owed_nothing(stage):
@@ -428,7 +497,7 @@ def test_blame_leaves_a_client_what_it_is_owed_for_turns_that_it_waits_for():
     shares = _shares()
     waiting, other = (Flow(shares.client(number)) for number in (1, 2))
     for flow in (waiting, other):
-        shares.stamp(flow, 1.0, 0)
+        _stamp(shares, flow, 1.0, 0)
     for _ in range(10):
         shares.start(other, 0.0, 0.0, {other: 1.0}, None)
     assert shares.virtual_s > waiting.client.start_s

@@ -67,6 +67,20 @@ async def test_a_protected_server_takes_names_of_gateways_only(pair: object, sha
 
 
 @virtual_time
+async def test_a_single_request_passes_what_its_caller_submitted_together() -> None:
+    """Ten that say so wait, and two that come later and say nothing go before those that are left."""
+    slots = ScriptedSlots()
+    async with memory_serving(slots, models=ONE_BY_ONE) as running:
+        peer = await running.greeted(b"p" * 16)
+        together = echo_tensors(value=1.0)
+        peer.say(*[request(number, together, tags={"together": "10"}) for number in range(10)])
+        await peer.statistics()
+        await ask(peer, 10, 2, None, 2.0)
+        found = await turns(slots, 3)
+    assert {1.0: 1, 2.0: 2} == found  # one was running
+
+
+@virtual_time
 async def test_a_story_names_the_caller() -> None:
     """And counts what ran before for other callers of the same gateway as others' work."""
     slots = ScriptedSlots()

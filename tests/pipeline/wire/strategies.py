@@ -94,7 +94,13 @@ timings = st.builds(
 )
 tag = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=128)
 tags = st.fixed_dictionaries(
-    {"request_id": tag}, optional={"traceparent": tag, "tracestate": tag, "suspect": st.sampled_from("012")}
+    {"request_id": tag},
+    optional={
+        "traceparent": tag,
+        "tracestate": tag,
+        "suspect": st.sampled_from("012"),
+        "together": st.sampled_from(["1", "64", "99999"]),
+    },
 )
 requests = st.builds(
     RequestEntry,

@@ -267,7 +267,7 @@ def assert_valid(value: Any) -> None:
             elif declared in {str, bytes, bool, str | None}:
                 assert isinstance(item, declared)
             elif declared == dict[str, str] | None:
-                known = {"request_id", "traceparent", "tracestate", "caller", "suspect"}
+                known = {"request_id", "traceparent", "tracestate", "caller", "suspect", "together"}
                 assert item is None or known >= item.keys() != set()
                 assert {str} >= set(map(type, (item or {}).values()))
             elif declared == tuple[str, ...]:

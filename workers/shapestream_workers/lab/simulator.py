@@ -389,7 +389,7 @@ class _Simulation:
         )
         self._chains.submitted(part, arrival.id)
         then = tuple([self._scenario.profiles[model].name for model in part.then])
-        return replace(arrival, since=part.since, then=then)
+        return replace(arrival, since=part.since, then=then, submitted=part.request.stage.requests)
 
     def _arrived(
         self,
@@ -445,7 +445,11 @@ class _Simulation:
         if due:
             self._decide(TimePassed(), at)
         if self._scenario.in_loops and self._finished > finished:
-            self._returning.append((at + self._scenario.round_trip_s, self._finished - finished))
+            self._return(self._finished - finished, at)
+
+    def _return(self, count: int, at: float) -> None:
+        """Let as many requests follow answers as were given now."""
+        self._returning.append((at + self._scenario.round_trip_s, count))
 
     def _decide(self, event: Event, at: float) -> None:
         began = thread_time()
