@@ -9,6 +9,7 @@ hardly be met refuses a request as well (deadlines.py).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isfinite
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from shapestream.scheduling.events import Arrival, Overload
 from shapestream.scheduling.fairness import NOMINAL_S, QueueRoom
 from shapestream.scheduling.model_queue import ModelQueue, Queues
 from shapestream.scheduling.queueing import nanoseconds
+from shapestream.scheduling.slots import SlotPool
 
 MOST_KNOWN_TERMS = 1024
 """Sizes of requests of one model whose terms are remembered. When there are more, all are forgotten."""
@@ -52,11 +54,14 @@ class Admission:
     `room`: the content of the queue, and its bounds.
     """
 
-    __slots__ = ("_deadlines", "_known", "_queues", "draining", "room")
+    __slots__ = ("_deadlines", "_known", "_pools", "_queues", "draining", "room")
 
-    def __init__(self, room: QueueRoom, deadlines: Deadlines, queues: Queues) -> None:
+    def __init__(
+        self, room: QueueRoom, deadlines: Deadlines, queues: Queues, pools: Mapping[str, SlotPool]
+    ) -> None:
         self.room = room
         self._queues = queues
+        self._pools = pools
         self._deadlines = deadlines
         self.draining = False
         self._known: dict[str, _KnownTerms] = {}
@@ -125,7 +130,7 @@ class Admission:
     def _least_s(self, model: str) -> float:
         """Return the least seconds of a call of a model: a bound that no client's requests raise."""
         queue = self._queues.get(model)
-        return 0.0 if queue is None else queue.costs.least_s * queue.pool.fastest
+        return 0.0 if queue is None else queue.costs.least_s * self._pools[model].fastest
 
     def _full(self, arrival: Arrival, queue: ModelQueue) -> Refusal:
         room = self.room
@@ -191,8 +196,9 @@ class Admission:
     def _terms_of(self, arrival: Arrival, queue: ModelQueue) -> Terms | Refusal:
         prices = queue.costs.on().worker_class
         known = self._known.get(arrival.model)
-        if known is None or known.version != prices.version or known.slots != queue.pool.count:
-            known = self._known[arrival.model] = _KnownTerms(prices.version, queue.pool.count)
+        slots = self._pools[queue.name].count
+        if known is None or known.version != prices.version or known.slots != slots:
+            known = self._known[arrival.model] = _KnownTerms(prices.version, slots)
         terms = known.by_sizes.get(arrival.sizes)
         if terms is not None and not queue.alone:
             return terms
@@ -210,21 +216,22 @@ class Admission:
         if (refusal := self.too_large(queue, rows, shape)) is not None:
             return refusal
         alone_s = queue.costs.batch_s(sizes) if queue.alone else None
+        serving = self._pools[queue.name].serving
         priced = queue.costs.batched_share_s(sizes) if alone_s is None else (alone_s, alone_s)
         if priced is None:
             rough_s = queue.costs.rough_s(sizes)
-            return Terms(0, (NOMINAL_S if rough_s is None else rough_s) / queue.pool.serving)
+            return Terms(0, (NOMINAL_S if rough_s is None else rough_s) / serving)
         cost_s, call_s = priced
         if not (isfinite(1e9 * cost_s) and isfinite(call_s)):  # sums of costs are kept in nanoseconds
             raise ArithmeticError(f"a request of sizes {sizes} cannot be priced")
-        return Terms(nanoseconds(cost_s), cost_s / queue.pool.serving, call_s=call_s)
+        return Terms(nanoseconds(cost_s), cost_s / serving, call_s=call_s)
 
     def queued_s(self, queue: ModelQueue) -> float:
         """Return the seconds that slots need for the queues of a model and of all models that share slots with it.
 
         The models are assumed to share all their slots, so their times add up. The estimate errs upwards.
         """
-        return sum([other.waiting_s / other.pool.serving for other in queue.sharing])
+        return sum([other.waiting_s / self._pools[other.name].serving for other in queue.sharing])
 
     def drain_s(self, queue: ModelQueue) -> float | None:
         """Return the seconds until the queues for the slots of a model have been started; None while nothing is measured."""
@@ -238,5 +245,5 @@ class Admission:
                 if request_s is None:
                     continue
                 cost_s = other.waiting * request_s
-            total = (total or 0.0) + cost_s / other.pool.serving
+            total = (total or 0.0) + cost_s / self._pools[other.name].serving
         return None if total is None else min(total, MAX_RETRY_AFTER_S)

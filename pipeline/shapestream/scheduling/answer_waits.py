@@ -20,17 +20,17 @@ with `max_delay_s` waits for that time instead.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from math import inf, isfinite
 
 from shapestream.scheduling.cost_grid import Sizes, elements_of
 from shapestream.scheduling.deadlines import Deadlines
 from shapestream.scheduling.events import CutReason
-from shapestream.scheduling.model_queue import Awaited
+from shapestream.scheduling.model_queue import Awaited, ModelQueue
 from shapestream.scheduling.planner import Plan, plan_batch
 from shapestream.scheduling.queueing import RUNNING, Request
-from shapestream.scheduling.slots import Slot
+from shapestream.scheduling.slots import Slot, SlotPool
 from shapestream.scheduling.worker_costs import WorkerCosts
 
 LONGEST_WAIT = 1 / 8
@@ -42,19 +42,19 @@ MOST_SLOTS = 8
 class AnswerWaits:
     """Decides which free slots wait for requests that follow answers."""
 
-    __slots__ = ("_deadlines",)
+    __slots__ = ("_deadlines", "_pools")
 
-    def __init__(self, deadlines: Deadlines) -> None:
+    def __init__(self, deadlines: Deadlines, pools: Mapping[str, SlotPool]) -> None:
         self._deadlines = deadlines
+        self._pools = pools
 
-    def is_awaited(self, anchor: Request, slot: Slot, now: float) -> bool:
+    def is_awaited(self, anchor: Request, queue: ModelQueue, slot: Slot, now: float) -> bool:
         """Tell whether a free slot waits before it takes the request whose turn it is; if so, its queue notes the wait."""
-        queue = anchor.queue
         returns = queue.returns
         if returns.after_s == inf or queue.awaited is not None or (last := slot.answered) is None:
             return False
-        name = queue.profile.name
-        free = [other.answered for other in islice(queue.pool.free.values(), MOST_SLOTS + 1)]
+        name = queue.name
+        free = [other.answered for other in islice(self._pools[name].free.values(), MOST_SLOTS + 1)]
         answered = [one for one in free if one is not None and one.model == name]
         if len(answered) < len(free) or len(free) > MOST_SLOTS:
             return False
@@ -63,30 +63,36 @@ class AnswerWaits:
         if missing <= 0:
             return False
         until = min([one.at for one in answered])
-        until += self._worth_s(anchor, slot, missing, last.shape, last.ran_s, now)
+        until += self._worth_s(anchor, queue, slot, missing, last.shape, last.ran_s, now)
         if until <= now:
             return False
         queue.awaited = Awaited(until, min(queue.rows + missing, queue.profile.max_batch))
         return True
 
-    def will_be_awaited(self, anchor: Request, slot: Slot) -> bool:
+    def will_be_awaited(self, anchor: Request, queue: ModelQueue, slot: Slot) -> bool:
         """Tell whether a slot will wait when its batch is over, before it takes the request whose turn it is now."""
         batch = slot.batch
         assert batch is not None
-        if batch.queue is not anchor.queue or anchor.queue.returns.after_s == inf:
+        if batch.queue is not queue or queue.returns.after_s == inf:
             return False
         rows = sum([request.rows for request in batch.members if request.state is RUNNING])
         ran_s = batch.ends_at - batch.started
-        return self._worth_s(anchor, slot, rows, batch.sizes[1:], ran_s, batch.ends_at) > 0.0
+        return self._worth_s(anchor, queue, slot, rows, batch.sizes[1:], ran_s, batch.ends_at) > 0.0
 
     def _worth_s(
-        self, anchor: Request, slot: Slot, rows: int, shape: Sizes, ran_s: float, starts_at: float
+        self,
+        anchor: Request,
+        queue: ModelQueue,
+        slot: Slot,
+        rows: int,
+        shape: Sizes,
+        ran_s: float,
+        starts_at: float,
     ) -> float:
         """Return the seconds for which a slot waits for so many rows; 0.0 if it does not wait.
 
         `shape`, `ran_s`: of the call that was answered. `starts_at`: when the slot could start without these rows.
         """
-        queue = anchor.queue
         after_s = queue.returns.after_s
         if (
             LONGEST_WAIT * ran_s < after_s
@@ -99,7 +105,7 @@ class AnswerWaits:
         try:
             costs = queue.costs.on(slot.id)
             slowdown = costs.slowdown
-            cut = plan_batch(anchor, costs, Plan(), slowdown=slowdown, starts_at=starts_at)
+            cut = plan_batch(anchor, queue, costs, Plan(), slowdown=slowdown, starts_at=starts_at)
             saved = slowdown * saved_s(cut.rows, cut.largest, rows, shape, costs, queue.padded)
         except Exception:  # noqa: BLE001 - it goes now, and what is wrong is reported when its batch is cut
             return 0.0

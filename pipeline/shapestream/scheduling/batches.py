@@ -210,7 +210,7 @@ class Batch:
     @property
     def model(self) -> str:
         """The name of its model."""
-        return self.queue.profile.name
+        return self.queue.name
 
     @property
     def is_behind(self) -> bool:

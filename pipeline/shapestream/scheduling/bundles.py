@@ -29,7 +29,7 @@ from shapestream.scheduling.actions import Action
 from shapestream.scheduling.answer_waits import AnswerWaits
 from shapestream.scheduling.batches import Batch
 from shapestream.scheduling.deadlines import Deadlines
-from shapestream.scheduling.model_queue import ModelQueue
+from shapestream.scheduling.model_queue import ModelQueue, Queues
 from shapestream.scheduling.planner import Cut, Plan, alone
 from shapestream.scheduling.queueing import RERUN, Request
 from shapestream.scheduling.slots import BUNDLE, Slot, SlotTable
@@ -57,7 +57,15 @@ class Planned(Protocol):
     """The planner, for one slot."""
 
     def __call__(
-        self, anchor: Request, slot: Slot, costs: WorkerCosts, slowdown: float, now: float, *, tries: bool
+        self,
+        anchor: Request,
+        queue: ModelQueue,
+        slot: Slot,
+        costs: WorkerCosts,
+        slowdown: float,
+        now: float,
+        *,
+        tries: bool,
     ) -> Cut:
         """Return the batch that a request goes in."""
 
@@ -65,19 +73,21 @@ class Planned(Protocol):
 class Bundles:
     """Decides which calls join the bundles of slots."""
 
-    __slots__ = ("_deadlines", "_dispatch", "_next_up", "_plan", "_planned", "_slots", "_waits")
+    __slots__ = ("_deadlines", "_dispatch", "_next_up", "_plan", "_planned", "_queues", "_slots", "_waits")
 
     def __init__(
         self,
+        queues: Queues,
         slots: SlotTable,
         waits: AnswerWaits,
         deadlines: Deadlines,
         plan: Plan,
         next_up: Callable[[Ready, float], Request | None],
         planned: Planned,
-        dispatch: Callable[[Request, Slot, float, list[Action], Handed, Cut], None],
+        dispatch: Callable[[Request, ModelQueue, Slot, float, list[Action], Handed, Cut], None],
     ) -> None:
         """`next_up` names the request whose turn it is; `dispatch` queues its cut behind what its slot has."""
+        self._queues = queues
         self._slots = slots
         self._waits = waits
         self._deadlines = deadlines
@@ -92,8 +102,10 @@ class Bundles:
         if not growing:
             return
 
+        queues, pools = self._queues, self._slots.pools
+
         def ready(queue: ModelQueue, now: float) -> bool:
-            pool = queue.pool
+            pool = pools[queue.name]
             return (
                 queue.count > 1
                 and not queue.delay_s
@@ -106,12 +118,12 @@ class Bundles:
             request = self._next_up(ready, now)
             if request is None or request.state is RERUN:
                 return
-            pool = request.queue.pool
+            queue, pool = queues[request.model], pools[request.model]
             slot = min([slot for slot in growing if pool in slot.pools], key=lambda slot: slot.free_at(now))
-            cut = None if request.arrival.suspect else self.alone(request, slot, now)
-            if cut is None or self._waits.will_be_awaited(request, slot):
+            cut = None if request.arrival.suspect else self.alone(request, queue, slot, now)
+            if cut is None or self._waits.will_be_awaited(request, queue, slot):
                 return
-            self._dispatch(request, slot, now, actions, handed, cut)
+            self._dispatch(request, queue, slot, now, actions, handed, cut)
             if not self._may_grow(slot, now):
                 growing.remove(slot)
 
@@ -125,26 +137,25 @@ class Bundles:
         calls = 1 + len(slot.behind)
         return (
             calls < most
-            and calls * LEFT < queue.count / queue.pool.serving
+            and calls * LEFT < queue.count / self._slots.pools[queue.name].serving
             and all(
                 len(batch.members) == 1 and batch.predicted_s is not None for batch in (running, *slot.behind)
             )
             and _seconds(slot) < BUNDLE_S
         )
 
-    def alone(self, request: Request, slot: Slot, now: float) -> Cut | None:
+    def alone(self, request: Request, queue: ModelQueue, slot: Slot, now: float) -> Cut | None:
         """Return the cut of a request that joins a bundle; None if it shares a call, comes too late, or takes too long."""
-        queue = request.queue
         try:
             deadline = request.arrival.deadline
-            if deadline is not None and self._deadlines.comes_too_late(request, deadline, slot, now):
+            if deadline is not None and self._deadlines.comes_too_late(request, deadline, queue, slot, now):
                 return None
             costs = queue.costs.on(slot.id)
             slowdown = costs.slowdown
             if queue.alone:
                 cut = alone([request], request.rows, request.own_shape, costs)
             else:
-                cut = self._planned(request, slot, costs, slowdown, now, tries=False)
+                cut = self._planned(request, queue, slot, costs, slowdown, now, tries=False)
         except Exception:  # noqa: BLE001 - what is wrong is reported when its batch is cut
             return None
         if len(cut.members) > 1:

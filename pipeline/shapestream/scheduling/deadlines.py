@@ -16,14 +16,14 @@ Until costs are measured, only deadlines that have passed refuse or end anything
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Final, NamedTuple
 
 from shapestream.scheduling.events import Arrival, Overload
 from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.queueing import RERUN, RUNNING, LazyHeap, Request
-from shapestream.scheduling.slots import Slot
+from shapestream.scheduling.slots import Slot, SlotPool
 
 SAFETY: Final = 1.4
 """Factor by which estimated waits and calls are multiplied where they are compared with what is left of a deadline.
@@ -58,9 +58,10 @@ class Refusal(NamedTuple):
 class Deadlines:
     """The live requests that have a deadline, and the rules by which they end early."""
 
-    __slots__ = ("_first", "_refused_at")
+    __slots__ = ("_first", "_pools", "_refused_at")
 
-    def __init__(self) -> None:
+    def __init__(self, pools: Mapping[str, SlotPool]) -> None:
+        self._pools = pools
         self._first = LazyHeap(RUNNING)
         """By when not even an optimistic prediction would start them any more, while they wait; by their deadline
         otherwise."""
@@ -90,7 +91,8 @@ class Deadlines:
         of an efficient batch on the most common worker class. Raises any error of a prediction.
         """
         alone_s = self._alone_s(arrival.sizes, queue)
-        pool = queue.pool
+        pools = self._pools
+        pool = pools[queue.name]
         if alone_s is None or not pool.count:
             return None
         # A slot is free for it, also beside all that waits: they arrived together, or wait for more.
@@ -103,10 +105,10 @@ class Deadlines:
             return _hopeless(arrival, left_s, free_s, alone_s)
         if idle or arrival.since is not None:  # a stage of what was admitted is not refused for its wait
             return None
-        queued_s = sum([other.cost_s / other.pool.serving for other in queue.sharing])
+        queued_s = sum([other.cost_s / pools[other.name].serving for other in queue.sharing])
         # A refusal a short while ago shows that the queue is as long as deadlines allow: it will not empty.
         crowded = queued_s > 0.0 and now - self._refused_at.get(arrival.model, -inf) < left_s
-        again_s = sum([other.again_s / other.pool.serving for other in queue.sharing])
+        again_s = sum([other.again_s / pools[other.name].serving for other in queue.sharing])
         # What shares its call is queued already, and the planner cuts a call smaller that would take most of the time left.
         call_s = max(alone_s, min(batched_call_s * pool.fastest, alone_s + queued_s, CALL_OF_LEFT * left_s))
 
@@ -145,7 +147,7 @@ class Deadlines:
         if turn_s >= queued_s:
             return turn_s if crowded else queued_s
         smaller_s = [
-            min(other.cost_s / other.pool.serving, other.turns.share_until(rank))
+            min(other.cost_s / self._pools[other.name].serving, other.turns.share_until(rank))
             for other in queue.sharing
             if other.count
         ]
@@ -154,16 +156,16 @@ class Deadlines:
     def _alone_s(self, sizes: tuple[int, ...], queue: ModelQueue) -> float | None:
         """Return the predicted seconds of a request alone on the fastest slot; None while nothing is measured."""
         usual_s = queue.costs.batch_s(sizes)
-        return None if usual_s is None else usual_s * queue.pool.fastest
+        return None if usual_s is None else usual_s * self._pools[queue.name].fastest
 
     # ------------------------------------------------------------ while it waits
 
-    def watch(self, request: Request, deadline: float, sizes: tuple[int, ...], then_s: float) -> None:
-        """Remember the deadline of an admitted request, which came with these sizes.
+    def watch(self, request: Request, deadline: float, queue: ModelQueue, then_s: float) -> None:
+        """Remember the deadline of an admitted request.
 
         `then_s`: the least seconds of the next stages of its chain.
         """
-        start_by = deadline - then_s - OPTIMISM * (self._alone_s(sizes, request.queue) or 0.0)
+        start_by = deadline - then_s - OPTIMISM * (self._alone_s(request.arrival.sizes, queue) or 0.0)
         # What was let in although its prediction is too long is tried until its deadline.
         self._first.push(start_by if start_by > request.arrived else deadline, request)
 
@@ -201,7 +203,9 @@ class Deadlines:
 
     # ------------------------------------------------------------ in its turn
 
-    def comes_too_late(self, request: Request, deadline: float, slot: Slot, now: float) -> bool:
+    def comes_too_late(
+        self, request: Request, deadline: float, queue: ModelQueue, slot: Slot, now: float
+    ) -> bool:
         """Tell whether the turn of a request with this deadline comes too late on this slot for an efficient batch.
 
         Three things must hold. A request of this model was refused for its predicted wait after this one came. This one did
@@ -212,10 +216,9 @@ class Deadlines:
         this one is in time makes all behind it later, and they are as near to their deadlines. Then their calls are cut as
         well, and soon the slots run calls of one row. Measured in docs/decisions.md.
         """
-        queue = request.queue
         if request.state is RERUN:
             return False
-        if self._refused_at.get(queue.profile.name, -inf) < request.arrived:
+        if self._refused_at.get(queue.name, -inf) < request.arrived:
             return False
         starts_at = slot.free_at(now)
         left_s = deadline - starts_at

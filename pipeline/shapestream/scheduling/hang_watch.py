@@ -64,7 +64,7 @@ class HangWatch:
         """Learn from the time that a batch took."""
         if self.limits is None:
             return
-        model = batch.queue.profile.name
+        model = batch.queue.name
         times = self._busy.get(model)
         if times is None:
             times = self._busy[model] = _BusyTimes(measured=batch.predicted_s is not None)
@@ -89,7 +89,7 @@ class HangWatch:
         if own_s is not None:
             return own_s
         first_s = self.limits.first_call_s
-        times = self._busy.get(batch.queue.profile.name)
+        times = self._busy.get(batch.queue.name)
         predicted_s = batch.predicted_s
         if times is None or (predicted_s is None and times.count < ENOUGH):
             return first_s if predicted_s is None else self._limit_s(0.0, predicted_s)

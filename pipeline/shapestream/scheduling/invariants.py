@@ -38,9 +38,9 @@ def check(
     """Raise AssertionError at the first book that disagrees."""
     requests = ledger.requests.values()
     _check_ledger(ledger, requests, queues, now)
-    _check_batches(requests, slots, slots.batches)
+    _check_batches(ledger, slots, slots.batches)
     for name, queue in queues.items():
-        own = [request for request in requests if request.queue is queue]
+        own = [request for request in requests if request.model == name]
         _check_queue(queue, own)
         assert queue in queues.waiting or not queue.waiting, f"{name} waits, but is not looked at"
         serving = [slot for slot in slots.slots.values() if name in slot.models and not slot.closing]
@@ -64,10 +64,10 @@ def _check_ledger(ledger: Ledger, requests: Iterable[Request], queues: Queues, n
     assert ledger.running == sum(request.state is RUNNING for request in requests)
     groups = {queue.shares for queue in queues.values()}
     assert room.groups == len(groups)
-    assert room.waiting == len({request.queue.shares for request in waiting})
+    assert room.waiting == len({queues[request.model].shares for request in waiting})
     for shares in groups:
-        own = [request for request in requests if request.queue.shares is shares]
-        held = [request for request in waiting if request.queue.shares is shares]
+        own = [request for request in requests if queues[request.model].shares is shares]
+        held = [request for request in waiting if queues[request.model].shares is shares]
         assert shares.room.requests == len(held)
         assert shares.room.nbytes == sum(request.nbytes for request in held)
         queued = Counter(request.client for request in own if request.state is QUEUED)
@@ -115,7 +115,7 @@ def _check_slots(slots: SlotTable, now: float) -> None:
         )
 
 
-def _check_batches(requests: Iterable[Request], slots: SlotTable, batches: Mapping[int, Batch]) -> None:
+def _check_batches(ledger: Ledger, slots: SlotTable, batches: Mapping[int, Batch]) -> None:
     held = [
         batch for slot in slots.slots.values() for batch in (slot.batch, *slot.behind) if batch is not None
     ]
@@ -140,15 +140,16 @@ def _check_batches(requests: Iterable[Request], slots: SlotTable, batches: Mappi
             assert batch.state is BatchState.RECALLED or batch.wanted, (
                 "a batch is queued of which all members have ended"
             )
-        assert batch.queue.profile.name in batch.slot.models, "a slot runs a model that it does not have"
+        assert batch.queue.name in batch.slot.models, "a slot runs a model that it does not have"
         wanted = [request for request in batch.members if request.state is RUNNING]
         assert batch.wanted == len(wanted)
-        assert all(request.batch is batch for request in wanted), "a request in two batches"
-    for request in requests:
-        if request.state is RUNNING:
-            assert request.batch is not None
-            assert request.batch in batches.values(), "a request runs in a batch that is over"
-            assert any(request is member for member in request.batch.members)
+        assert all(ledger.batch_of[request.id] is batch for request in wanted), "a request in two batches"
+    running = {request.id for request in ledger.requests.values() if request.state is RUNNING}
+    assert running == set(ledger.batch_of), "a request is in a batch and does not run, or the reverse"
+    for id_ in running:
+        batch = ledger.batch_of[id_]
+        assert batch in batches.values(), "a request runs in a batch that is over"
+        assert any(ledger.requests[id_] is member for member in batch.members)
 
 
 def _check_agendas(pool: SlotPool, serving: list[Slot]) -> None:
@@ -160,7 +161,7 @@ def _check_agendas(pool: SlotPool, serving: list[Slot]) -> None:
         if slot.batch is not None and slot.batch.prefetch_at is not None and not slot.behind
     ]
     assert [(at, slot.id) for at, _, slot in pool.prefetches] == sorted(prefetches)
-    name = pool.queue.profile.name
+    name = pool.queue.name
     assert pool.fastest == min([slot.paces.get(name, 1.0) for slot in serving], default=1.0)
 
 
@@ -193,7 +194,7 @@ def _check_isolation(
             assert len(running) == len(alone[0].members) == 1, "a suspect is not alone in its worker"
     assert set(isolation.isolated) <= set(slots.workers), "a worker that is gone is kept for suspects"
     for queue in queues:
-        name = queue.profile.name
+        name = queue.name
         assert name in isolation.suspected or not queue.suspect_count, (
             f"{name} has suspects, but is not looked at"
         )
@@ -232,7 +233,9 @@ def _check_lists(queue: ModelQueue, queued: Mapping[int, Request]) -> None:
     flows = queue.turns.flows()
     in_flow = [request for flow in flows for request in flow.requests.living()]
     assert sorted(request.id for request in in_flow) == sorted(queued), "a request is in no flow, or in two"
-    assert all(request.queue is queue for request in in_flow), "a request is in the flow of another model"
+    assert all(request.model == queue.name for request in in_flow), (
+        "a request is in the flow of another model"
+    )
     for flow in flows:
         assert len(flow.requests) <= 2 * flow.queued + 64, "the dead were not thrown out"
     assert len(queue.turns) <= 2 * len(queued) + 64, "the dead were not thrown out"

@@ -20,7 +20,7 @@ from shapestream.scheduling.admission import Admission, Terms
 from shapestream.scheduling.batches import Batch, CutFacts
 from shapestream.scheduling.deadlines import Deadlines, Refusal
 from shapestream.scheduling.events import Arrival, ContractError
-from shapestream.scheduling.model_queue import ModelQueue
+from shapestream.scheduling.model_queue import ModelQueue, Queues
 from shapestream.scheduling.planner import Cut
 from shapestream.scheduling.queueing import RUNNING, Request
 from shapestream.scheduling.scheduler_statistics import Troubles
@@ -34,8 +34,10 @@ class Ledger:
     """The live requests by id. It tells queues, shares, deadlines and batches of every admission, start and end."""
 
     __slots__ = (
+        "_queues",
         "_slots",
         "admission",
+        "batch_of",
         "deadlines",
         "next_order",
         "requests",
@@ -45,13 +47,21 @@ class Ledger:
     )
 
     def __init__(
-        self, admission: Admission, deadlines: Deadlines, slots: SlotTable, troubles: Troubles
+        self,
+        admission: Admission,
+        deadlines: Deadlines,
+        queues: Queues,
+        slots: SlotTable,
+        troubles: Troubles,
     ) -> None:
         self.admission = admission
         self.deadlines = deadlines
+        self._queues = queues
         self._slots = slots
         self.troubles = troubles
         self.requests: dict[int, Request] = {}
+        self.batch_of: dict[int, Batch] = {}
+        """By request, the batch that it is in. That may be over already, until the request waits again or ends."""
         self.running = 0
         """Requests in batches, running or queued behind another, that have not ended."""
         self.unwanted: list[Batch] = []
@@ -76,7 +86,17 @@ class Ledger:
         place, rank, bonus_s, lead_s = shares.stamp(flow, arrival, terms.share_s)
         order = self.next_order
         request = Request(
-            arrival, queue, flow, rank, order, now, shape, bonus_s, lead_s, terms.cost_ns, terms.share_s
+            arrival,
+            flow,
+            rank,
+            order,
+            now,
+            has_batch=queue.has_batch,
+            shape=shape,
+            bonus_s=bonus_s,
+            lead_s=lead_s,
+            cost_ns=terms.cost_ns,
+            share_s=terms.share_s,
         )
         request.ahead = queue.count
         queue.add(request, place)
@@ -84,7 +104,7 @@ class Ledger:
         self.next_order = order + 1
         self.requests[arrival.id] = request
         if arrival.deadline is not None:
-            self.deadlines.watch(request, arrival.deadline, arrival.sizes, terms.then_s)
+            self.deadlines.watch(request, arrival.deadline, queue, terms.then_s)
         shares.room.enter_new(arrival.nbytes)
         return request
 
@@ -107,8 +127,9 @@ class Ledger:
         """
         nbytes = 0
         for request in cut.members:
-            request.batch = batch
-            nbytes += request.arrival.nbytes
+            arrival = request.arrival
+            self.batch_of[arrival.id] = batch
+            nbytes += arrival.nbytes
         count = len(cut.members)
         self.running += count
         queue = batch.queue
@@ -135,9 +156,10 @@ class Ledger:
     def put_back(self, requests: Sequence[Request], now: float) -> None:
         """Move requests of a batch that is over back to what waits, beyond the bound if need be."""
         for request in requests:
-            request.batch = None
-            request.queue.waits.enter(1, now)
-            request.queue.shares.room.enter(1, request.nbytes)
+            del self.batch_of[request.id]
+            queue = self._queues[request.model]
+            queue.waits.enter(1, now)
+            queue.shares.room.enter(1, request.nbytes)
         self.running -= len(requests)
 
     def deliver(self, batch: Batch, members: Sequence[Request], actions: list[Action]) -> None:
@@ -155,7 +177,11 @@ class Ledger:
     def fail(self, request: Request, code: str, message: str, now: float) -> FailRequest:
         """End a request with an error."""
         failed = FailRequest(
-            request=request.arrival, code=code, message=message, ahead=request.ahead, batch=request.batch
+            request=request.arrival,
+            code=code,
+            message=message,
+            ahead=request.ahead,
+            batch=self.batch_of.get(request.id),
         )
         self._withdraw(request, now)
         return failed
@@ -165,7 +191,7 @@ class Ledger:
 
         A running request whose batch is over was left out of the call by its slot: it never ran.
         """
-        batch = self._batch_of(request)
+        batch = self._live_batch_of(request)
         if batch is not None and not batch.is_behind:
             message = "the deadline passed while the request was running"
         elif request.deadline is not None and request.deadline > now:
@@ -178,35 +204,38 @@ class Ledger:
         """End requests whose client is gone."""
         for id_ in ids:
             if (request := self.requests.get(id_)) is not None:
-                actions.append(ForgetRequest(request=request.arrival, batch=request.batch))
+                actions.append(ForgetRequest(request=request.arrival, batch=self.batch_of.get(id_)))
                 self._withdraw(request, now)
 
     def _withdraw(self, request: Request, now: float) -> None:
         if request.state is RUNNING:
             request.end()
             self.running -= 1
-            if (batch := self._batch_of(request)) is not None:
+            if (batch := self._live_batch_of(request)) is not None:
                 batch.wanted -= 1
                 if not batch.wanted:
                     self.unwanted.append(batch)
         else:
-            request.queue.drop(request)
-            request.queue.leave(1, request.nbytes, now)
+            queue = self._queues[request.model]
+            queue.drop(request)
+            queue.leave(1, request.nbytes, now)
         self.deadlines.shrink(len(self.requests) - 1)
         self._remove(request)
 
-    def _batch_of(self, request: Request) -> Batch | None:
+    def _live_batch_of(self, request: Request) -> Batch | None:
         """Return the batch of a running request; None if it is over."""
-        return None if request.batch is None else self._slots.batches.get(request.batch.id)
+        batch = self.batch_of.get(request.id)
+        return None if batch is None else self._slots.batches.get(batch.id)
 
     def _remove(self, request: Request) -> None:
         """Forget a request, at last: until then a fault still finds it here, and it is not lost."""
-        shares = request.queue.shares
+        id_ = request.arrival.id
+        shares = self._queues[request.model].shares
         if request.reworks:
             for rework in request.reworks:
                 rework.leave(shares)
         shares.ended(request.flow)
-        request.batch = None  # a cycle of batch and request must not be left to the collector
-        del self.requests[request.arrival.id]
+        self.batch_of.pop(id_, None)
+        del self.requests[id_]
         # Heaps keep what has ended until it is at their top, or until such entries are many: not with its tensors.
         request.arrival = ENDED

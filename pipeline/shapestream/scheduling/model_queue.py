@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from itertools import islice
 from math import inf, prod
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from shapestream.scheduling.costs import ModelCosts
 from shapestream.scheduling.events import ModelProfile
@@ -35,9 +35,6 @@ from shapestream.scheduling.queueing import (
     nanoseconds,
 )
 from shapestream.scheduling.scheduler_statistics import Occupancy
-
-if TYPE_CHECKING:  # a queue knows the slots that it is for
-    from shapestream.scheduling.slots import SlotPool
 
 
 class AnsweredBatch(NamedTuple):
@@ -126,12 +123,10 @@ MAX_SEEN = 1024
 class ModelQueue:
     """The queued requests of one model."""
 
-    pool: SlotPool
-    """The slots that serve the model. Set by the table of slots."""
-
     def __init__(self, profile: ModelProfile, costs: ModelCosts, room: QueueRoom) -> None:
         """`room`: of all models."""
         self.profile = profile
+        self.name = profile.name
         self.costs = costs
         """The costs of its batches."""
         self.has_batch = profile.has_batch
@@ -183,7 +178,7 @@ class ModelQueue:
         """The seconds that they waited; the ledger reports arrivals."""
 
     def __repr__(self) -> str:
-        return f"<{self.profile.name}: {self.waiting} waiting>"
+        return f"<{self.name}: {self.waiting} waiting>"
 
     @property
     def waiting(self) -> int:
@@ -232,9 +227,9 @@ class ModelQueue:
     def flow_of(self, number: int) -> ClientFlow:
         """Return the flow of a client, and open one if there is none."""
         client = self.shares.client(number)
-        flow = client.flows.get(self.profile.name)
+        flow = client.flows.get(self.name)
         if flow is None:
-            flow = client.flows[self.profile.name] = ClientFlow(client)
+            flow = client.flows[self.name] = ClientFlow(client)
         return flow
 
     def share_slots(self, other: ModelQueue) -> None:

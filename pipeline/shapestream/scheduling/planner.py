@@ -33,6 +33,7 @@ import numpy as np
 
 from shapestream.scheduling.cost_grid import Sizes, elements_of
 from shapestream.scheduling.events import CutReason
+from shapestream.scheduling.model_queue import ModelQueue
 from shapestream.scheduling.queueing import CROWDED, Bucket, Lane, Request
 from shapestream.scheduling.segments import NEVER, SegmentLimits, Window, are_nested, cut_window, nearest
 from shapestream.scheduling.slots import Slot, SlotPool
@@ -81,6 +82,7 @@ class Cut(NamedTuple):
 
 def plan_batch(
     anchor: Request,
+    queue: ModelQueue,
     costs: WorkerCosts,
     plan: Plan,
     *,
@@ -97,7 +99,6 @@ def plan_batch(
     whether the batch may be a try. Where costs are measured, no member is made late whose deadline could
     be met alone.
     """
-    queue = anchor.queue
     profile = queue.profile
     rows = profile.max_batch if max_rows is None else min(max_rows, profile.max_batch)
     if not queue.has_batch or anchor.rows >= rows or anchor.empty:
@@ -119,14 +120,15 @@ def plan_batch(
     else:
         members = plan.take(anchor, costs, limits, delayed)
     if tries and most_s is None and max_rows is None:
-        larger = _larger(members, bucket, costs, limits)
+        larger = _larger(members, bucket, queue.rows, costs, limits)
         if larger is not None:
             members = larger
             plan.forget(bucket.lane)
     otherwise = CutReason.COST if most_s is None and max_rows is None else CutReason.DIVIDED
     members, reason = within_limits(members, costs, limits, slowdown, starts_at, otherwise)
-    # Its own bucket comes first, so if the last is of it, all are.
-    return batch_of(members, costs, bucket if members[-1].bucket is bucket else None, reason)
+    # Its own bucket comes first, so if the last is of it, all are. Steps pad members to the sizes of their bucket.
+    alike = members[-1].bucket is bucket and queue.costs.steps is None
+    return batch_of(members, costs, bucket if alike else None, reason)
 
 
 def batch_of(
@@ -135,7 +137,7 @@ def batch_of(
     bucket: Bucket | None = None,
     reason: CutReason = CutReason.COST,
 ) -> Cut:
-    """Return the batch of exactly these requests, which are all in `bucket` if that is given."""
+    """Return the batch of exactly these requests. If `bucket` is given, all are in it, and none is padded to its sizes."""
     first = members[0]
     part = costs.padded_part
     if len(members) == 1:
@@ -148,7 +150,7 @@ def batch_of(
         else:
             shape = tuple(map(max, zip(*[request.shape for request in members], strict=True)))
             rows = sum([request.rows for request in members])
-        if bucket is None or first.queue.costs.steps is not None:
+        if bucket is None:
             real = sum([request.rows * prod(part(request.own_shape)) for request in members])
         else:
             real = rows * prod(part(shape))
@@ -420,7 +422,7 @@ def _equal_rows(bucket: Bucket, costs: WorkerCosts, limits: SegmentLimits, delay
 
 
 def _larger(
-    members: list[Request], bucket: Bucket, costs: WorkerCosts, limits: SegmentLimits
+    members: list[Request], bucket: Bucket, queued_rows: int, costs: WorkerCosts, limits: SegmentLimits
 ) -> list[Request] | None:
     """Return the members of a try in the place of these; None where none is due, or too few requests wait."""
     if len(bucket.lane.buckets) == 1 and bucket.count == len(members):
@@ -430,7 +432,7 @@ def _larger(
     # A call whose rows are filled up may as well hold requests there.
     call = costs.call(tried_rows(rows, limits.max_rows), shape)
     most = min(limits.max_rows, call.rows)
-    if most <= rows or members[0].queue.rows < most:
+    if most <= rows or queued_rows < most:
         return None
     prices = costs.worker_class
     if not prices.is_try_due(prices.calls(call.rows, call.shape)):

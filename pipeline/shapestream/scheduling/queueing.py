@@ -30,14 +30,10 @@ from enum import IntEnum
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from shapestream.scheduling.events import Arrival
 from shapestream.scheduling.fairness import ClientShare, Flow, Rework
-
-if TYPE_CHECKING:  # a request knows where it waits
-    from shapestream.scheduling.batches import Batch
-    from shapestream.scheduling.model_queue import ModelQueue
 
 
 class RequestState(IntEnum):
@@ -84,7 +80,6 @@ class Request:
         "ahead",
         "arrival",
         "arrived",
-        "batch",
         "bonus_s",
         "bucket",
         "cost_ns",
@@ -92,9 +87,9 @@ class Request:
         "flow",
         "lead_s",
         "losses",
+        "model",
         "order",
         "own_shape",
-        "queue",
         "rank",
         "reworks",
         "rows",
@@ -110,23 +105,25 @@ class Request:
     def __init__(
         self,
         arrival: Arrival,
-        queue: ModelQueue,
         flow: ClientFlow,
         rank: float,
         order: int,
         now: float,
+        *,
+        has_batch: bool,
         shape: tuple[int, ...] | None = None,
         bonus_s: float = 0.0,
         lead_s: float = 0.0,
         cost_ns: int = 0,
         share_s: float = 0.0,
     ) -> None:
-        """`shape`: the sizes that it is padded to in any batch (size_steps.py); None: its own."""
+        """`has_batch`: whether its first size is its rows. `shape`: the sizes that it is padded to in any batch
+        (size_steps.py); None: its own."""
         self.arrival = arrival
         """The request as the caller submitted it: of whatever class that is."""
-        self.queue = queue
+        self.model = arrival.model
         sizes = arrival.sizes
-        if queue.has_batch:
+        if has_batch:
             self.rows = sizes[0]
             self.own_shape = sizes[1:]
         else:
@@ -157,8 +154,6 @@ class Request:
         self.again_from: float | None = None
         """Its turn when it was first to run again, on the scale of virtual time; None before."""
         self.state: RequestState = QUEUED
-        self.batch: Batch | None = None
-        """Its batch, while it is in one."""
 
     @property
     def id(self) -> int:

@@ -74,11 +74,10 @@ class Isolation:
         self._told: _Told | None = None
         """The suspect whose client was told last that it is about to run in the server's process."""
 
-    def suspect(self, request: Request, call_s: float) -> None:
+    def suspect(self, request: Request, queue: ModelQueue, call_s: float) -> None:
         """Let a request wait to run alone; its call is predicted to take `call_s` seconds."""
-        queue = request.queue
         queue.put_suspect(request, call_s)
-        self.suspected[queue.profile.name] = queue
+        self.suspected[queue.name] = queue
 
     def run(self, now: float, actions: list[Action]) -> None:
         """Start the suspects that can be started, and keep as many workers for them as is right."""
@@ -154,7 +153,7 @@ class Isolation:
     def _being_emptied(self, queue: ModelQueue) -> SlotGroup | None:
         """Return the worker that will soon be free for a suspect of this model, if there is one."""
         for worker in self.isolated.values():
-            if worker.suspect is None and _serves(worker, self._slots.pools[queue.profile.name]):
+            if worker.suspect is None and _serves(worker, self._slots.pools[queue.name]):
                 return worker
         return None
 
@@ -168,7 +167,7 @@ class Isolation:
         one that has just joined.
         """
         workers = self._slots.workers
-        pool = self._slots.pools[queue.profile.name]
+        pool = self._slots.pools[queue.name]
         kept = [worker for worker in self.isolated.values() if worker is not instead_of]
         if len(kept) >= max(1, len(workers) // 2):
             return None
@@ -188,7 +187,7 @@ class Isolation:
 def _starves(worker: SlotGroup, kept: Sequence[SlotGroup]) -> bool:
     """Tell whether some model of this worker would have no slot outside it and those that are kept."""
     held = [slot for other in (*kept, worker) for slot in other.slots.values()]
-    pools = {pool.queue.profile.name: pool for slot in worker.slots.values() for pool in slot.pools}
+    pools = {pool.queue.name: pool for slot in worker.slots.values() for pool in slot.pools}
     return any(sum(pool in slot.pools for slot in held) >= pool.count for pool in pools.values())
 
 
@@ -286,9 +285,7 @@ class Recovery:
         rows = sum([request.rows for request in answered])
         ran_s = now - batch.started
         if slot.state is SlotState.IDLE:
-            slot.answered = AnsweredBatch(
-                queue.profile.name, now, ran_s, rows, batch.sizes[1:], returns.arrived_rows
-            )
+            slot.answered = AnsweredBatch(queue.name, now, ran_s, rows, batch.sizes[1:], returns.arrived_rows)
         returns.answered(rows, now, LONGEST_WAIT * ran_s)
 
     def _learn(self, batch: Batch, event: BatchFinished) -> None:
@@ -305,7 +302,7 @@ class Recovery:
         """Note how fast a slot is for a model beside the most common worker class, by a batch of these sizes."""
         pace = queue.costs.pace(slot.id, sizes)
         if pace is not None:
-            self._slots.set_pace(slot, queue.profile.name, pace)
+            self._slots.set_pace(slot, queue.name, pace)
 
     def failed(self, event: BatchFailed, now: float, actions: list[Action]) -> None:
         """Decide what follows from a batch that did not run."""
@@ -396,7 +393,7 @@ class Recovery:
                         actions.append(ledger.recall(behind, now, "the batch before it hangs"))
                 case BatchState.CONDEMNED:
                     self._slots.condemn(slot.worker)
-                    reason = f"batch {batch.id} of {batch.queue.profile.name} has run for {ran_s:.1f} s"
+                    reason = f"batch {batch.id} of {batch.queue.name} has run for {ran_s:.1f} s"
                     actions.append(KillSlot(slot=slot, reason=reason))
                 case BatchState.STUCK:
                     self._slots.lose(slot)
@@ -487,18 +484,17 @@ class Recovery:
         """
         if not requests:
             return
-        again_s = seconds / requests[0].queue.pool.serving
+        again_s = seconds / self._slots.pools[requests[0].model].serving
         if not again_s:
             again_s = sum([request.share_s for request in requests])
         rework = Rework(again_s, len(requests), payers)
         for request in requests:
             request.reworks = (*request.reworks, rework)
 
-    @staticmethod
-    def _blame(request: Request) -> None:
+    def _blame(self, request: Request) -> None:
         """Charge the client for the work that its faulty request made run again."""
         for rework in request.reworks:
-            rework.pay(request.queue.shares, request.flow)
+            rework.pay(self._queues[request.model].shares, request.flow)
 
     def _accuse(self, requests: Sequence[Request], now: float, actions: list[Action]) -> None:
         """Suspect requests of which one may have ended a process.
@@ -514,21 +510,22 @@ class Recovery:
         if self._has_nowhere_to_run([request], now, actions):
             return
         self.ledger.put_back([request], now)
-        self._isolation.suspect(request, self.call_s([request]))
-        self._queues.wait(request.queue)
+        queue = self._queues[request.model]
+        self._isolation.suspect(request, queue, self.call_s([request]))
+        self._queues.wait(queue)
 
     def _run_again(self, group: list[Request], now: float, actions: list[Action]) -> None:
         if self._has_nowhere_to_run(group, now, actions):
             return
         self.ledger.put_back(group, now)
-        queue = group[0].queue
+        queue = self._queues[group[0].model]
         queue.put_rerun(group, self.call_s(group))
         self._queues.wait(queue)
 
     def _has_nowhere_to_run(self, group: Sequence[Request], now: float, actions: list[Action]) -> bool:
         """Answer a group whose model is unavailable, and whose last slot closes or is gone."""
-        queue = group[0].queue
-        if queue.unavailable is None or self._slots.pools[queue.profile.name].count:
+        queue = self._queues[group[0].model]
+        if queue.unavailable is None or self._slots.pools[queue.name].count:
             return False
         for request in group:
             actions.append(self.ledger.fail(request, "unavailable", queue.unavailable, now))
@@ -536,7 +533,7 @@ class Recovery:
 
     def call_s(self, group: Sequence[Request]) -> float:
         """Return the predicted seconds of a call of just these requests; 0.0 while nothing is measured."""
-        queue = group[0].queue
+        queue = self._queues[group[0].model]
         try:
             sizes = unplanned(group).sizes(queue.has_batch)
             seconds = queue.costs.batch_s(sizes) or 0.0

@@ -88,12 +88,13 @@ MOST_QUEUES = 16
 
 
 def next_up(
-    queues: Collection[ModelQueue],
+    queues: Mapping[str, ModelQueue],
+    waiting: Collection[ModelQueue],
     now: float,
     ready: Callable[[ModelQueue, float], bool],
     full: Callable[[Request], bool],
 ) -> Request | None:
-    """Return the request that goes next, of all models that are `ready`; None if all wait, or nothing does.
+    """Return the request that goes next, of all queues of `waiting` that are `ready`; None if all wait, or nothing does.
 
     It is the first request of the client whose turn it is, and of the model whose turn it is of those that the client asks;
     or one that is to run again, in the order of the ranks.
@@ -103,7 +104,7 @@ def next_up(
     batch.
     """
     best: Request | None = None
-    for queue in queues:
+    for queue in waiting:
         if not ready(queue, now):
             continue
         request = queue.first()
@@ -115,8 +116,8 @@ def next_up(
             again = min(queue.next_rerun(), key=by_rerun)
             if best is None or by_rerun(again) < _turn(best):
                 best = again
-    if best is not None and len(queues) > 1 and best.state is QUEUED and len(best.flow.client.flows) > 1:
-        return _of_its_models(best, now, ready)
+    if best is not None and len(waiting) > 1 and best.state is QUEUED and len(best.flow.client.flows) > 1:
+        return _of_its_models(best, queues, now, ready)
     return best
 
 
@@ -130,7 +131,9 @@ def _turn(request: Request) -> tuple[float, int]:
     return by_rerun(request) if request.state is RERUN else request.turn
 
 
-def _of_its_models(request: Request, now: float, ready: Callable[[ModelQueue, float], bool]) -> Request:
+def _of_its_models(
+    request: Request, queues: Mapping[str, ModelQueue], now: float, ready: Callable[[ModelQueue, float], bool]
+) -> Request:
     """Return the first request of its client, of all models that are `ready`: the model goes that had least of the
     client's time.
 
@@ -144,7 +147,8 @@ def _of_its_models(request: Request, now: float, ready: Callable[[ModelQueue, fl
         if flow is request.flow or not flow.queued:
             continue
         first = flow.first()
-        if not ready(first.queue, now) or first.queue.waits_until > now:
+        queue = queues[first.model]
+        if not ready(queue, now) or queue.waits_until > now:
             continue
         key = (flow.start_s - first.bonus_s, first.order)
         if key < best_key:
@@ -211,13 +215,16 @@ class Scheduler:
         self._watch = HangWatch(self._hangs)
         self._queues = Queues()
         self._slots = SlotTable()
-        self._deadlines = Deadlines()
-        self._admission = Admission(QueueRoom(*self._room), self._deadlines, self._queues)
-        self._ledger = Ledger(self._admission, self._deadlines, self._slots, self._troubles)
+        pools = self._slots.pools
+        self._deadlines = Deadlines(pools)
+        self._admission = Admission(QueueRoom(*self._room), self._deadlines, self._queues, pools)
+        self._ledger = Ledger(self._admission, self._deadlines, self._queues, self._slots, self._troubles)
         self.requests: Mapping[int, Request] = self._ledger.requests
         """Those that have not ended, by id."""
         self.batches: Mapping[int, Batch] = self._slots.batches
         """Those that run, or are queued behind one that does, by number."""
+        self.batch_of: Mapping[int, Batch] = self._ledger.batch_of
+        """By request, the batch that it is in."""
         self._isolation = Isolation(self._ledger, self._slots, self._start_alone)
         self._recovery = Recovery(
             self._ledger,
@@ -229,9 +236,10 @@ class Scheduler:
             self._max_attempts,
         )
         self._audit = Audit(self._queues, self._slots, self._isolation, self._start_audit)
-        self._answer_waits = AnswerWaits(self._deadlines)
+        self._answer_waits = AnswerWaits(self._deadlines, pools)
         self._plan = Plan()
         self._bundles = Bundles(
+            self._queues,
             self._slots,
             self._answer_waits,
             self._deadlines,
@@ -272,7 +280,7 @@ class Scheduler:
             action for action in actions if isinstance(action, DeliverResults | FailRequest | ForgetRequest)
         ]
         left = {request.id: request.arrival for request in self._ledger.requests.values()}
-        batches = {request.id: request.batch for request in self._ledger.requests.values()}
+        batches = self._ledger.batch_of
         if isinstance(event, RequestsArrived):
             left |= {arrival.id: arrival for arrival in event.requests}
         for end in ends:
@@ -362,7 +370,7 @@ class Scheduler:
         """Fail what waits for a model that no slot will come for."""
         self._note_model(event)
         for request in list(self._ledger.requests.values()):
-            if request.queue.profile.name == event.model and request.state is not RUNNING:
+            if request.model == event.model and request.state is not RUNNING:
                 actions.append(self._ledger.fail(request, "unavailable", event.message, now))
 
     def _follow(self, now: float, actions: list[Action]) -> None:
@@ -404,7 +412,7 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Raise AssertionError if the books do not agree. Looks at everything: for tests and the simulator."""
         check(self._ledger, self._queues, self._isolation, self._slots, self._now)
-        startable = next_up(self._queues.values(), self._now, self._has_free, self._fills)
+        startable = next_up(self._queues, self._queues.values(), self._now, self._has_free, self._fills)
         assert startable is None or self._is_followed, "a free slot idles while a request may start"
         audit = self._slots.audit
         assert audit is None or audit.state is not BatchState.RUNNING or not is_in_the_way(audit), (
@@ -421,10 +429,10 @@ class Scheduler:
         now = self._now if now is None else max(now, self._now)
         per_slot_s: dict[int, float] = {}
         # When the oldest waiting request of each model arrived: requests are in the order of admission.
-        since: dict[ModelQueue, float] = {}
+        since: dict[str, float] = {}
         for request in self._ledger.requests.values():
             if request.state <= SUSPECT:
-                since.setdefault(request.queue, request.arrived)
+                since.setdefault(request.model, request.arrived)
         for queue in queues.waiting:
             if (group := id(queue.sharing)) not in per_slot_s:  # one sum for all models that share slots
                 per_slot_s[group] = admission.queued_s(queue)
@@ -448,7 +456,7 @@ class Scheduler:
                     queued=queue.waiting,
                     queued_s=queue.waiting_s,
                     queued_s_per_slot=per_slot_s.get(id(queue.sharing), 0.0),
-                    oldest_s=now - since.get(queue, now),
+                    oldest_s=now - since.get(name, now),
                     waited_s=queue.waits.seconds(now),
                     slots=self._slots.pools[name].count,
                     free_slots=len(self._slots.pools[name].free),
@@ -464,7 +472,7 @@ class Scheduler:
         """Return the queues of the `MOST_QUEUES` models with the most waiting requests, by size."""
         queues = [queue for queue in self._queues.waiting if queue.waiting]
         longest = nlargest(MOST_QUEUES, queues, key=lambda queue: queue.waiting)
-        return {queue.profile.name: queue.sizes_waiting() for queue in longest}
+        return {queue.name: queue.sizes_waiting() for queue in longest}
 
     def standing(self, slot: int) -> str:
         """Return the state of a slot, as `Slot.standing`; "gone" for an unknown one."""
@@ -504,7 +512,7 @@ class Scheduler:
             try:
                 self._costs.join(event.slot, event.worker, event.costs, event.models)
                 for pool in slot.pools:
-                    queue, name = pool.queue, pool.queue.profile.name
+                    queue, name = pool.queue, pool.queue.name
                     if slot is not alike:  # slots of one worker are equally fast
                         self._slots.set_pace(slot, name, alike.paces.get(name, 1.0))
                     elif queue.seen:
@@ -579,29 +587,32 @@ class Scheduler:
         """
         if self._plan.left:
             self._plan.begin_turn()
-        waiting = self._queues.waiting
+        queues = self._queues
+        waiting = queues.waiting
         slots = self._slots
         isolation = self._isolation
         if isolation.suspected or isolation.isolated:
             isolation.run(now, actions)
         while waiting and slots.free_count:
-            request = next_up(waiting, now, self._has_free, self._fills)
+            request = next_up(queues, waiting, now, self._has_free, self._fills)
             if request is None:
                 break
-            slot = faster_first(request.queue.pool)
-            if request.state is RERUN or not self._answer_waits.is_awaited(request, slot, now):
-                self._dispatch(request, slot, now, actions, handed)
+            slot = faster_first(slots.pools[request.model])
+            queue = queues[request.model]
+            if request.state is RERUN or not self._answer_waits.is_awaited(request, queue, slot, now):
+                self._dispatch(request, queue, slot, now, actions, handed)
         if self._audit.active:
             self._audit.tend(now, actions, draining=self._admission.draining)
         if waiting:
             self._queues.forget_empty()
         if waiting:
-            while (request := next_up(waiting, now, self._wants_prefetch, self._fills)) is not None:
-                slot = request.queue.pool.prefetches[0][2]
+            while (request := next_up(queues, waiting, now, self._wants_prefetch, self._fills)) is not None:
+                queue = queues[request.model]
+                slot = slots.pools[request.model].prefetches[0][2]
                 if _is_isolated(request, slot):
                     slots.stop_prefetch(slot)
-                elif request.state is RERUN or not self._answer_waits.will_be_awaited(request, slot):
-                    self._dispatch(request, slot, now, actions, handed)
+                elif request.state is RERUN or not self._answer_waits.will_be_awaited(request, queue, slot):
+                    self._dispatch(request, queue, slot, now, actions, handed)
                 else:
                     slots.stop_prefetch(slot)
             if slots.begun:
@@ -610,10 +621,10 @@ class Scheduler:
 
     def _next_up(self, ready: Ready, now: float) -> Request | None:
         """Return the request that goes next, of all models that are `ready`."""
-        return next_up(self._queues.waiting, now, ready, self._fills)
+        return next_up(self._queues, self._queues.waiting, now, ready, self._fills)
 
     def _has_free(self, queue: ModelQueue, now: float) -> bool:
-        return bool(queue.pool.free)
+        return bool(self._slots.pools[queue.name].free)
 
     def _prefetch_due(self, queue: ModelQueue) -> float | None:
         """Return when a batch of this model should be queued behind a running one; None where a slot is free, or nothing
@@ -621,7 +632,7 @@ class Scheduler:
 
         `max_delay_s` may put it off.
         """
-        pool = queue.pool
+        pool = self._slots.pools[queue.name]
         if pool.free or not queue.startable or not queue.profile.idempotent:
             return None
         return pool.prefetches[0][0] if pool.prefetches else None
@@ -633,6 +644,7 @@ class Scheduler:
     def _dispatch(
         self,
         request: Request,
+        queue: ModelQueue,
         slot: Slot,
         now: float,
         actions: list[Action],
@@ -644,10 +656,9 @@ class Scheduler:
         `cut`: its batch, if that was planned.
         """
         deadline = request.arrival.deadline
-        if deadline is not None and self._deadlines.comes_too_late(request, deadline, slot, now):
+        if deadline is not None and self._deadlines.comes_too_late(request, deadline, queue, slot, now):
             actions.append(self._ledger.fail_late(request, now))
             return
-        queue = request.queue
         company_s = 0.0
         if queue.costs.rounding is not None and not queue.alone:
             # Since it was admitted, the cap on shapes may have left none that holds it within `max_batch_bytes`.
@@ -657,40 +668,47 @@ class Scheduler:
                     actions.append(self._ledger.fail(member, refusal.code, refusal.message, now))
                     return
         if _is_isolated(request, slot):
-            self._isolate(request, slot, now, actions)
+            self._isolate(request, queue, now, actions)
             return
         if request.state is RERUN:
-            cut, predicted_s = self._cut(queue.take_rerun(), slot, now, actions, fixed=CutReason.RERUN)
+            cut, predicted_s = self._cut(queue.take_rerun(), queue, slot, now, actions, fixed=CutReason.RERUN)
         else:
-            cut, predicted_s = self._cut([request], slot, now, actions, planned=cut)
+            cut, predicted_s = self._cut([request], queue, slot, now, actions, planned=cut)
             if slot.batch is None and (queue.delay_s or queue.awaited is not None):
                 company_s = now - max(request.arrived, slot.idle_since, slot.rests_until)
-            share_s = None if predicted_s is None else predicted_s / queue.pool.serving
+            share_s = None if predicted_s is None else predicted_s / self._slots.pools[queue.name].serving
             queue.take(request, cut.members, share_s)
         batch = self._start(queue, slot, cut, request, predicted_s, now, company_s=company_s)
         handed.setdefault(slot, []).append(batch)
 
-    def _isolate(self, request: Request, slot: Slot, now: float, actions: list[Action]) -> None:
+    def _isolate(self, request: Request, queue: ModelQueue, now: float, actions: list[Action]) -> None:
         """Let a suspect whose turn it is run where nothing else runs. It takes all slots, so its client pays for all."""
-        queue = request.queue
         call_s = self._recovery.call_s([request])
         if request.state is RERUN:
             queue.take_rerun()
         else:
             queue.take(request, [request], call_s or None)
-        self._isolation.suspect(request, call_s)
+        self._isolation.suspect(request, queue, call_s)
         self._isolation.run(now, actions)
 
     def _planned(
-        self, anchor: Request, slot: Slot, costs: WorkerCosts, slowdown: float, now: float, *, tries: bool
+        self,
+        anchor: Request,
+        queue: ModelQueue,
+        slot: Slot,
+        costs: WorkerCosts,
+        slowdown: float,
+        now: float,
+        *,
+        tries: bool,
     ) -> Cut:
         """Return the batch that a request goes in; `tries`: whether it may be larger than pays, to try a price."""
-        queue = anchor.queue
         if queue.count == 1:
             return batch_of([anchor], costs)
-        most_s, max_rows = portion(queue.pool, slot, anchor, costs, slowdown, now)
+        most_s, max_rows = portion(self._slots.pools[queue.name], slot, anchor, costs, slowdown, now)
         return plan_batch(
             anchor,
+            queue,
             costs,
             self._plan,
             slowdown=slowdown,
@@ -703,6 +721,7 @@ class Scheduler:
     def _cut(
         self,
         group: Sequence[Request],
+        queue: ModelQueue,
         slot: Slot,
         now: float,
         actions: list[Action],
@@ -717,7 +736,6 @@ class Scheduler:
         Where that fails, the group runs as it is: to look at neighbours of any sizes must not cost a request its turn.
         """
         first = group[0]
-        queue = first.queue
         try:
             costs = queue.costs.on(slot.id)
             slowdown = costs.slowdown
@@ -726,7 +744,7 @@ class Scheduler:
             elif queue.alone:
                 cut = alone(group, first.rows, first.own_shape, costs)
             elif fixed is None:
-                cut = self._planned(first, slot, costs, slowdown, now, tries=True)
+                cut = self._planned(first, queue, slot, costs, slowdown, now, tries=True)
             else:
                 cut = batch_of(group, costs, reason=fixed)
             predicted_s = slowdown * cut.seconds if costs.measured else None
@@ -740,7 +758,7 @@ class Scheduler:
     def _start_alone(self, queue: ModelQueue, slot: Slot, now: float, actions: list[Action]) -> StartBatch:
         """Start the first suspect of a model, where nothing else runs."""
         request = queue.take_suspect()
-        cut, predicted_s = self._cut([request], slot, now, actions, fixed=CutReason.SUSPECT)
+        cut, predicted_s = self._cut([request], queue, slot, now, actions, fixed=CutReason.SUSPECT)
         suspicion = Suspicion.ACCUSED if request.accused else Suspicion.LAST
         batch = self._start(queue, slot, cut, request, predicted_s, now, suspicion)
         return StartBatch(batches=(batch,))
@@ -783,10 +801,10 @@ class Scheduler:
 
     def _fills(self, anchor: Request) -> bool:
         """Tell whether the batch of this request would be full; asked only for models that wait for company."""
-        profile = anchor.queue.profile
+        queue = self._queues[anchor.model]
         try:
             # By a plan of its own: the turn's is for batches that start.
-            cut = plan_batch(anchor, anchor.queue.costs.on(), Plan(), starts_at=-inf)
+            cut = plan_batch(anchor, queue, queue.costs.on(), Plan(), starts_at=-inf)
         except Exception:  # noqa: BLE001 - it goes now, and what is wrong is reported when its batch is cut
             return True
-        return cut.rows >= profile.max_batch
+        return cut.rows >= queue.profile.max_batch

@@ -339,7 +339,7 @@ class SlotPool:
         """The smallest pace; None where it must be looked for."""
 
     def __repr__(self) -> str:
-        return f"<{self.queue.profile.name}: {len(self.free)} of {self.count} slots free>"
+        return f"<{self.queue.name}: {len(self.free)} of {self.count} slots free>"
 
     @property
     def serving(self) -> int:
@@ -442,7 +442,7 @@ def faster_first(pool: SlotPool) -> Slot:
     free = pool.free
     best = next(iter(free.values()))
     if len(free) > 1:
-        name = pool.queue.profile.name
+        name = pool.queue.name
         best_pace = best.paces.get(name, 1.0)
         for slot in islice(free.values(), 1, LOOK):
             pace = slot.paces.get(name, 1.0)
@@ -533,9 +533,9 @@ class SlotTable:
 
     def add_model(self, queue: ModelQueue) -> None:
         """Give a model a pool, with the slots that named it before."""
-        pool = queue.pool = self.pools[queue.profile.name] = SlotPool(queue)
+        pool = self.pools[queue.name] = SlotPool(queue)
         for slot in self.slots.values():
-            if queue.profile.name in slot.models and not slot.closing:
+            if queue.name in slot.models and not slot.closing:
                 self._connect(slot, pool)
 
     def _connect(self, slot: Slot, pool: SlotPool) -> None:
@@ -587,7 +587,7 @@ class SlotTable:
             slot.unlist_end(slot.batch)
         for pool in slot.pools:
             pool.count -= 1
-            pool.remove_pace(slot.paces.get(pool.queue.profile.name, 1.0))
+            pool.remove_pace(slot.paces.get(pool.queue.name, 1.0))
         slot.pools.clear()
         return slot.recallable
 

@@ -468,10 +468,10 @@ class Dispatcher:
         """End every request that is left as `draining`. For the very end: the scheduler decides nothing after this."""
         self._take_reports(self._clock())
         self._handed_back = True
-        for request in self._scheduler.requests.values():
-            failed = FailRequest(
-                request=request.arrival, code="draining", message=message, batch=request.batch
-            )
+        scheduler = self._scheduler
+        for id_, request in scheduler.requests.items():
+            batch = scheduler.batch_of.get(id_)
+            failed = FailRequest(request=request.arrival, code="draining", message=message, batch=batch)
             self._fail(failed, self._clock())
         self.desk.hand_back(message, self._clock())
 

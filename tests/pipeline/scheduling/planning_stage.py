@@ -136,7 +136,7 @@ class Waiting:
             )
             self.queue.shares.stamp(flow, arrival, 0.0)
             place = float(order) if rank is None else rank
-            request = Request(arrival, self.queue, flow, place, order, 0.0)
+            request = Request(arrival, flow, place, order, 0.0, has_batch=self.queue.has_batch)
             self.queue.add(request, request.rank)
             arrived.append(request)
         return arrived

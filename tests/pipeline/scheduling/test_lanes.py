@@ -21,7 +21,7 @@ def _queue() -> ModelQueue:
 
 def _request(queue: ModelQueue, order: int, rank: float, rows: int = 1, length: int = 4) -> Request:
     arrival = Arrival(id=order, client=0, model="m", sizes=(rows, length), nbytes=1)
-    return Request(arrival, queue, queue.flow_of(0), rank, order, 0.0)
+    return Request(arrival, queue.flow_of(0), rank, order, 0.0, has_batch=True)
 
 
 @given(

@@ -40,7 +40,9 @@ SURFACES = st.sampled_from(
 
 def _plan(waiting, prices, plan=None, **options):
     """The next batch, in a turn of its own unless a plan is given."""
-    return plan_batch(waiting.first(), waiting.costs(prices), plan or Plan(), **{"starts_at": 0.0, **options})
+    return plan_batch(
+        waiting.first(), waiting.queue, waiting.costs(prices), plan or Plan(), **{"starts_at": 0.0, **options}
+    )
 
 
 def _in_order(queue, members) -> bool:

@@ -44,6 +44,8 @@ class EagerScheduler:
         """Per slot its batches: the one that runs, and those behind it."""
         self.requests: dict[int, Request] = {}
         """Those that have not ended."""
+        self.batch_of: dict[int, Batch] = {}
+        """None is told."""
         self.models: dict[str, ModelQueue] = {}
         self.places: dict[int, Slot] = {}
         self.batches: dict[int, Batch] = {}
@@ -83,7 +85,9 @@ class EagerScheduler:
                 for arrival in event.requests:
                     queue = self.models[arrival.model]
                     flow = queue.flow_of(arrival.client)
-                    self.requests[arrival.id] = Request(arrival, queue, flow, 0.0, arrival.id, now)
+                    self.requests[arrival.id] = Request(
+                        arrival, flow, 0.0, arrival.id, now, has_batch=queue.has_batch
+                    )
             case events.ModelAdded(model=profile):
                 costs = CostModel().add_model(profile)
                 self.models[profile.name] = ModelQueue(profile, costs, QueueRoom(1000, 10**9, None))

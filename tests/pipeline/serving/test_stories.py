@@ -121,7 +121,8 @@ class Bench:
         self._batches += 1
         queue = MODELS[records[0].model][1]
         members = [
-            Request(record, queue, queue.flow_of(0), 0.0, record.id, record.arrived) for record in records
+            Request(record, queue.flow_of(0), 0.0, record.id, record.arrived, has_batch=queue.has_batch)
+            for record in records
         ]
         batch = Played(self._batches, self._slots[slot], queue, members, (len(records), 4))
         batch.facts = CutFacts(ahead=(0,) * len(records), max_batch=8, **facts)
