@@ -105,7 +105,7 @@ def test_one_query_is_for_all_texts(tmp_path: Path) -> None:
     library = tokenizers.Tokenizer.from_file(str(path))
     library.enable_truncation(max_length=8)
     assert [library.encode(text).ids for text in TEXTS] == encode(model, [], TEXTS)["input_ids"]
-    assert {**dict.fromkeys(backend.LISTS, []), "counts": [], "uncut": []} == encode(model, ["a"], [])
+    assert {name: [] for name in (*backend.LISTS, "counts", "uncut")} == encode(model, ["a"], [])
 
 
 def test_other_numbers_of_queries_are_refused(tmp_path: Path) -> None:

@@ -94,9 +94,6 @@ def longest_first(lengths: Sequence[int], most: int) -> list[int]:
     if len(lengths) == 1:
         return [most]
     first, second = lengths
-    shorter = min(first, second)
-    if 2 * shorter <= most:
-        kept = shorter, most - shorter
-    else:
-        kept = most // 2, most - most // 2
+    short = min(first, second, most // 2)
+    kept = short, most - short
     return [kept[1], kept[0]] if first > second else [*kept]

@@ -9,9 +9,9 @@ With `pairs`, for models that score pairs of texts, there are two more:
     query   str [queries]    in: the first text of each pair; one for all texts, one for each, or none
     uncut   i64 [texts]      the number of tokens that each row would have if none were cut
 
-`properties` has the options: `max_tokens`, `truncate`, `add_special_tokens`, `prompt`, `lower_case`, `pairs`, and `outputs`,
-the names of the lists. The padding and the truncation that a file asks for are switched off: texts of several lengths need no
-padding here, and only the configuration has texts cut.
+`properties` has the options: `max_tokens`, `truncate`, `add_special_tokens`, `prompt`, `lower_case`, `pairs`, and the names
+of the lists, `outputs`. The padding and the truncation that a file asks for are switched off: texts of several lengths need
+no padding here, and only the configuration has texts cut.
 
 The library encodes without the GIL, so other threads go on (`tests/engine/test_tokenizer.py` sees it). It would encode one
 request on all CPUs, beside the slots' threads; a slot has its own thread, so this is off unless `TOKENIZERS_PARALLELISM`
@@ -39,7 +39,7 @@ from shapestream_engine.errors import (
     message_of,
 )
 from shapestream_engine.files import read_regular
-from shapestream_engine.model import ModelSpec
+from shapestream_engine.model import InputSpec, ModelSpec
 from shapestream_engine.model_files import MOST_TOKENIZER_BYTES
 from shapestream_engine.output_rules import Whole
 from shapestream_engine.ports import InputPort, OutputPort, list_ports
@@ -223,9 +223,13 @@ def _signature(spec: ModelSpec, options: TokenizerOptions) -> ModelSignature:
             f"{', '.join(options.outputs)} and {COUNTS}; remove {strange[0]!r}"
         )
     inputs = [
-        InputPort(name, "str", NamedShape.parse(shape), at_most_bytes=given and given.at_most_bytes)
+        InputPort(
+            name,
+            "str",
+            NamedShape.parse(shape),
+            at_most_bytes=spec.inputs.get(name, InputSpec()).at_most_bytes,
+        )
         for name, shape in names.items()
-        for given in (spec.inputs.get(name),)
     ]
     lists = [list_ports(name, "i64", NamedShape.parse("tokens"), "texts") for name in options.outputs]
     counts = [
