@@ -157,7 +157,7 @@ def test_a_request_goes_on_after_an_error(tmp_path: Path) -> None:
         (
             {"max_length": 5},
             "a tokenizer has the properties max_tokens, truncate, add_special_tokens, prompt, lower_case, "
-            "outputs, not max_length",
+            "pairs, outputs, not max_length",
         ),
     ],
 )

@@ -62,6 +62,7 @@ def test_the_short_form_is_the_path(folder: Path) -> None:
         "truncate": False,
         "prompt": "",
         "lower_case": False,
+        "pairs": False,
         "outputs": ("input_ids",),
     }
     assert options == spec.properties

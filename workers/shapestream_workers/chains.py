@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from shapestream.chains.plan import Chain, ChainRefused, plan_chain
 from shapestream.chains.spec import ChainSpec, Source
 from shapestream.errors import ConfigurationError
 from shapestream.gateway.errors import NotGiven
-from shapestream.gateway.text_ports import EMBEDDING, IDS, text_ports
+from shapestream.gateway.text_ports import (
+    EMBEDDING,
+    IDS,
+    SCORE,
+    score_ports,
+    scores_texts,
+    text_ports,
+)
 from shapestream.settings import HttpSettings, LoadedSettings, ModelSettings, Settings
 from shapestream_engine.ports import shapes_of
 from shapestream_engine.signature import ModelSignature
@@ -48,8 +57,10 @@ def describe_chain(signature: ModelSignature) -> Iterator[str]:
 ENCODER = "--encoder"
 
 
-def service_options(settings: HttpSettings, loaded: Settings) -> list[str]:
-    """Return the options of a gateway's command line for its services."""
+def service_options(
+    settings: HttpSettings, loaded: Settings, labels: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> list[str]:
+    """Return the options of a gateway's command line for its services. `labels`: of each folder's model that has them."""
     options: list[str] = []
     specs = {chain.name: chain.spec() for chain in loaded.chains}
     models = loaded.models_by_name
@@ -58,6 +69,8 @@ def service_options(settings: HttpSettings, loaded: Settings) -> list[str]:
     if settings.tei is not None:
         options += ["--tei", settings.tei]
     for name in dict.fromkeys(name for _, name in settings.services()):
+        if labels.get(name):
+            options += ["--labels", f"{name}={json.dumps(labels[name])}"]
         if (spec := specs.get(name)) is not None:
             for option, model in _parts(spec):
                 options += [option, f"{name}={model}"]
@@ -69,14 +82,14 @@ def service_options(settings: HttpSettings, loaded: Settings) -> list[str]:
 def _parts(chain: ChainSpec) -> Iterator[tuple[str, str]]:
     """Yield the models that a chain of texts is made of.
 
-    The encoder makes the vectors, and takes another stage's outputs; the tokenizer takes the texts.
+    The encoder makes the vectors or scores, and takes another stage's outputs; the tokenizer takes the texts.
     """
-    source = next((chain.outputs[name] for name in EMBEDDING if name in chain.outputs), "")
+    source = next((chain.outputs[name] for name in (*EMBEDDING, SCORE) if name in chain.outputs), "")
     encoder = chain.stage(Source.parse(source).stage)
     if encoder is not None and any(Source.parse(text).stage for text in encoder.inputs.values()):
         yield ENCODER, encoder.model
-    for text in chain.inputs.values():
-        tokenizer = chain.stage(Source.parse(text).stage)
+    for stage in dict.fromkeys(Source.parse(text).stage for text in chain.inputs.values()):
+        tokenizer = chain.stage(stage)
         if tokenizer is not None and tokenizer is not encoder:
             yield "--tokenizer", tokenizer.model
 
@@ -88,11 +101,13 @@ def _largest_token(encoder: ModelSettings) -> int | None:
 
 
 def service_problems(loaded: LoadedSettings, signatures: Mapping[str, ModelSignature]) -> Iterator[str]:
-    """Yield a line for each service whose model or chain embeds no texts; those without a signature are left out."""
+    """Yield a line for each service whose model or chain neither embeds nor scores texts; those without a signature are
+    left out.
+    """
     http = loaded.settings.server.http
     for place, name in () if http is None else http.services():
         if name in signatures:
             try:
-                text_ports(signatures[name])
+                (score_ports if scores_texts(signatures[name]) else text_ports)(signatures[name])
             except NotGiven as error:
                 yield loaded.problem(("server", "http", *place), error.message)

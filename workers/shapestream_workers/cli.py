@@ -200,7 +200,9 @@ def gateway(
     ] = 1,
     openai: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="HTTP: a model or chain that embeds texts, at /v1/embeddings."),
+        typer.Option(
+            metavar="NAME", help="HTTP: a model or chain of texts, at /v1/embeddings or /v1/rerank."
+        ),
     ] = None,
     tei: Annotated[
         str | None,
@@ -217,6 +219,10 @@ def gateway(
     largest_token: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=NUMBER", help="The largest token that its encoder knows."),
+    ] = None,
+    labels: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=JSON", help="The names of its scores, if it scores texts: a list."),
     ] = None,
     key: Key = None,
     server_key: ServerKey = None,
@@ -279,6 +285,7 @@ def gateway(
                 encoders=_pairs("--encoder", encoder),
                 tokenizers=_pairs("--tokenizer", tokenizer),
                 largest_tokens=_numbers("--largest-token", largest_token),
+                labels=_lists("--labels", labels),
             )
             status = run_http(
                 request, http or "127.0.0.1:8000", inherited=listener, max_body=max_body, services=services
@@ -300,6 +307,20 @@ def _numbers(option: str, texts: list[str] | None) -> dict[str, int]:
         return {name: int(number) for name, number in _pairs(option, texts).items()}
     except ValueError:
         raise typer.BadParameter(f"{option} is NAME=NUMBER") from None
+
+
+def _lists(option: str, texts: list[str] | None) -> dict[str, list[str]]:
+    """Read NAME=JSON, where the JSON is a list of texts."""
+    found: dict[str, list[str]] = {}
+    for name, text in _pairs(option, texts).items():
+        try:
+            labels = json.loads(text)
+        except ValueError:
+            labels = None
+        if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+            raise typer.BadParameter(f'{option} is NAME=["LABEL", …]')
+        found[name] = labels
+    return found
 
 
 def _channel_to_parent(supervised: bool) -> int | None:

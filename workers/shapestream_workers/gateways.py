@@ -28,7 +28,6 @@ from shapestream.settings import (
     HttpSettings,
     LoadedSettings,
     ServerSettings,
-    Settings,
 )
 from shapestream.transport.http_listener import listen_at, place_of, reserve_at
 from shapestream_workers.chains import service_options
@@ -76,7 +75,7 @@ class GatewayPort:
     """Options of a gateway of this kind alone."""
 
     @classmethod
-    def open(cls, settings: HttpSettings | GrpcSettings, whole: Settings) -> GatewayPort:
+    def open(cls, settings: HttpSettings | GrpcSettings, loaded: LoadedSettings) -> GatewayPort:
         """Take the port. Raises `ConfigurationError` where the address cannot be used, or a library is missing."""
         kind: Kind = "http" if isinstance(settings, HttpSettings) else "grpc"
         if (missing := missing_library(kind)) is not None:
@@ -84,7 +83,8 @@ class GatewayPort:
         if isinstance(settings, HttpSettings):
             taken = listen_at(settings.address, backlog=BACKLOG)
             options = ["--listener", str(taken.fileno()), "--max-connection", str(settings.max_connection_s)]
-            options += service_options(settings, whole)
+            labels = {folder.name: folder.labels for folder in loaded.folders}
+            options += service_options(settings, loaded.settings, labels)
         else:
             taken = reserve_at(settings.address)
             options = ["--grpc", place_of(taken)]
@@ -151,7 +151,7 @@ def open_ports(loaded: LoadedSettings) -> GatewayPorts | None:
     for kind, settings in (("http", server.http), ("grpc", server.grpc)):
         if settings is not None:
             try:
-                ports.append(GatewayPort.open(settings, loaded.settings))
+                ports.append(GatewayPort.open(settings, loaded))
             except ConfigurationError as error:
                 GatewayPorts(ports).close()
                 problems = [loaded.problem(("server", kind), text) for text in error.problems]

@@ -4,9 +4,14 @@
     input_ids, and where asked for token_type_ids and attention_mask: a list of i64 [tokens], an array per text
     counts  i64 [texts]      the number of tokens of each text
 
-`properties` has the options: `max_tokens`, `truncate`, `add_special_tokens`, `prompt`, `lower_case`, and `outputs`, the
-names of the lists. The padding and the truncation that a file asks for are switched off: texts of several lengths need no
-padding here, and only the configuration has texts cut.
+With `pairs`, for models that score pairs of texts, there are two more:
+
+    query   str [queries]    in: the first text of each pair; one for all texts, one for each, or none
+    uncut   i64 [texts]      the number of tokens that each row would have if none were cut
+
+`properties` has the options: `max_tokens`, `truncate`, `add_special_tokens`, `prompt`, `lower_case`, `pairs`, and the names
+of the lists, `outputs`. The padding and the truncation that a file asks for are switched off: texts of several lengths need
+no padding here, and only the configuration has texts cut.
 
 The library encodes without the GIL, so other threads go on (`tests/engine/test_tokenizer.py` sees it). It would encode one
 request on all CPUs, beside the slots' threads; a slot has its own thread, so this is off unless `TOKENIZERS_PARALLELISM`
@@ -24,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from shapestream_engine.backends.host_request import HostModel, HostRequest
+from shapestream_engine.backends.pair_template import NoTemplate, Row, Template
 from shapestream_engine.errors import (
     EngineMissing,
     InferenceError,
@@ -33,7 +39,7 @@ from shapestream_engine.errors import (
     message_of,
 )
 from shapestream_engine.files import read_regular
-from shapestream_engine.model import ModelSpec
+from shapestream_engine.model import InputSpec, ModelSpec
 from shapestream_engine.model_files import MOST_TOKENIZER_BYTES
 from shapestream_engine.output_rules import Whole
 from shapestream_engine.ports import InputPort, OutputPort, list_ports
@@ -49,8 +55,12 @@ except ModuleNotFoundError as error:
 
 TEXT = "text"
 """The input."""
+QUERY = "query"
+"""The input with the first text of each pair."""
 COUNTS = "counts"
 """The output with the number of tokens of each text."""
+UNCUT = "uncut"
+"""The output with the number of tokens that each row of a pair would have if none were cut."""
 LISTS = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "attention_mask"}
 """Name of an output -> the attribute of the library's encoding that it is."""
 
@@ -75,6 +85,8 @@ class TokenizerOptions:
     """Text before every text."""
     lower_case: bool = False
     """True: each text is lowered first, its prompt included, as sentence-transformers does."""
+    pairs: bool = False
+    """True: texts are the second ones of pairs, whose first ones are in `query`."""
     outputs: tuple[str, ...] = ("input_ids",)
     """The lists, of `LISTS`; the first is `input_ids`."""
 
@@ -87,6 +99,10 @@ class TokenizerOptions:
             raise SignatureError(f"max_tokens is a count from 1, not {self.max_tokens!r}")
         if self.truncate and self.max_tokens is None:
             raise SignatureError("truncate needs max_tokens, the number of tokens that stay")
+        if self.pairs and self.max_tokens is None:
+            raise SignatureError("pairs need max_tokens: the tokens of a query count for each text")
+        if self.pairs and (self.prompt or not self.add_special_tokens):
+            raise SignatureError("pairs have special tokens and no prompt")
 
     @classmethod
     def of(cls, spec: ModelSpec) -> TokenizerOptions:
@@ -112,15 +128,18 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> HostMod
     options = TokenizerOptions.of(spec)
     signature = _signature(spec, options)
     tokenizer, asked = _load(spec)
-    special = tokenizer.num_special_tokens_to_add(False) if options.add_special_tokens else 0
+    templates = _templates(spec, tokenizer) if options.pairs else ()
+    kind = "pair" if templates else "text"
+    special = tokenizer.num_special_tokens_to_add(bool(templates)) if options.add_special_tokens else 0
     if options.truncate and options.max_tokens is not None:
         if options.max_tokens <= special:
             raise SignatureError(
-                f"model {spec.name!r}: the file adds {special} special tokens to each text, so max_tokens: "
+                f"model {spec.name!r}: the file adds {special} special tokens to each {kind}, so max_tokens: "
                 f"{options.max_tokens} leaves none for a text to be cut (raise it)",
                 key=("properties", "max_tokens"),
             )
-        tokenizer.enable_truncation(max_length=options.max_tokens)
+        if not options.pairs:
+            tokenizer.enable_truncation(max_length=options.max_tokens)
     properties = {
         "library": f"tokenizers {tokenizers.__version__}",
         "vocabulary": tokenizer.get_vocab_size(),
@@ -133,7 +152,27 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> HostMod
     most = None
     if options.max_tokens is not None:
         most = options.max_tokens * max(TOKEN_CHARACTERS, *map(len, tokenizer.get_vocab()))
+    if templates:
+        return HostModel(
+            signature, properties, lambda: PairRequest(signature, tokenizer, options, most, templates)
+        )
     return HostModel(signature, properties, lambda: TokenizerRequest(signature, tokenizer, options, most))
+
+
+def _templates(spec: ModelSpec, tokenizer: Any) -> tuple[Template, Template]:
+    """Return what the file puts around a text, and around two. Raises `SignatureError` if it does something else."""
+    first, second = "a", "b \N{SNOWMAN} a zebra"
+    own = [encoding.ids for encoding in tokenizer.encode_batch([first, second], add_special_tokens=False)]
+    try:
+        alone = Template.of(tokenizer.encode(second), own[1:])
+        pair = Template.of(tokenizer.encode(first, second), own)
+    except NoTemplate:
+        raise SignatureError(
+            f"model {spec.name!r}: the file puts two texts together in a way that is not known here (it needs a "
+            "post_processor that has special tokens, the first text once, and then the second one once)",
+            key=("properties", "pairs"),
+        ) from None
+    return alone, pair
 
 
 def read_spec(spec: ModelSpec) -> ModelSignature:
@@ -177,18 +216,27 @@ def _load(spec: ModelSpec) -> tuple[Any, list[str]]:
 
 
 def _signature(spec: ModelSpec, options: TokenizerOptions) -> ModelSignature:
-    if strange := [*(spec.inputs.keys() - {TEXT}), *spec.outputs]:
+    names = {TEXT: "texts", QUERY: "queries"} if options.pairs else {TEXT: "texts"}
+    if strange := [*(spec.inputs.keys() - names.keys()), *spec.outputs]:
         raise SignatureError(
-            f"model {spec.name!r}: the ports of a tokenizer are known: the input {TEXT}, and as outputs "
+            f"model {spec.name!r}: the ports of a tokenizer are known: the input {' and '.join(names)}, and as outputs "
             f"{', '.join(options.outputs)} and {COUNTS}; remove {strange[0]!r}"
         )
-    given = spec.inputs.get(TEXT)
-    text = InputPort(
-        TEXT, "str", NamedShape.parse("texts"), at_most_bytes=None if given is None else given.at_most_bytes
-    )
+    inputs = [
+        InputPort(
+            name,
+            "str",
+            NamedShape.parse(shape),
+            at_most_bytes=spec.inputs.get(name, InputSpec()).at_most_bytes,
+        )
+        for name, shape in names.items()
+    ]
     lists = [list_ports(name, "i64", NamedShape.parse("tokens"), "texts") for name in options.outputs]
-    counts = OutputPort(COUNTS, "i64", NamedShape.parse("texts"), Whole())
-    return ModelSignature(spec.name, (text,), (*chain.from_iterable(lists), counts), spec.strategy)
+    counts = [
+        OutputPort(name, "i64", NamedShape.parse("texts"), Whole())
+        for name in ((COUNTS, UNCUT) if options.pairs else (COUNTS,))
+    ]
+    return ModelSignature(spec.name, (*inputs,), (*chain.from_iterable(lists), *counts), spec.strategy)
 
 
 class TokenizerRequest(HostRequest):
@@ -214,16 +262,7 @@ class TokenizerRequest(HostRequest):
         long = self._cut(texts)
         if prompt := self._options.prompt:
             texts = [prompt + text for text in texts]
-        if self._options.lower_case:
-            texts = [text.lower() for text in texts]
-        try:
-            encodings = self._tokenizer.encode_batch_fast(
-                texts, add_special_tokens=self._options.add_special_tokens
-            )
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # a panic of the library is no Exception
-            raise InferenceError(f"the tokenizer failed: {message_of(error)}") from error
+        encodings = self._encoded(texts, add_special_tokens=self._options.add_special_tokens)
         counts = np.fromiter(map(len, encodings), np.int64, len(encodings))
         self._check(counts)
         for number, characters in long.items():
@@ -234,10 +273,24 @@ class TokenizerRequest(HostRequest):
             outputs += _packed([getattr(encoding, LISTS[name]) for encoding in encodings], counts)
         return [*outputs, counts]
 
-    def _cut(self, texts: list[str]) -> dict[int, int]:
+    def _encoded(self, texts: list[str], *, add_special_tokens: bool) -> list[Any]:
+        """Return the library's encodings. Raises `InferenceError` if it fails."""
+        if self._options.lower_case:
+            texts = [text.lower() for text in texts]
+        try:
+            encodings: list[Any] = self._tokenizer.encode_batch_fast(
+                texts, add_special_tokens=add_special_tokens
+            )
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a panic of the library is no Exception
+            raise InferenceError(f"the tokenizer failed: {message_of(error)}") from error
+        return encodings
+
+    def _cut(self, texts: list[str], kind: str = TEXT) -> dict[int, int]:
         """Cut the texts that are far too long, where long ones are cut; return their lengths in characters, by number.
 
-        Raises `InvalidInput` where they are not.
+        Raises `InvalidInput` where they are not. `kind` is what a text is called then.
         """
         most = self._most_characters
         if most is None:
@@ -245,18 +298,18 @@ class TokenizerRequest(HostRequest):
         long = {number: len(text) for number, text in enumerate(texts) if len(text) > most}
         for number, characters in long.items():
             if not self._options.truncate:
-                raise self._too_long(number, f"{characters} characters")
+                raise self._too_long(number, f"{characters} characters", kind)
             texts[number] = texts[number][:most]
         return long
 
-    def _too_long(self, number: int, what: str) -> InvalidInput:
+    def _too_long(self, number: int, what: str, kind: str = TEXT) -> InvalidInput:
         remedy = (
             ""
             if self._options.truncate
             else "; `truncate: true` in the server's configuration cuts such texts"
         )
         return InvalidInput(
-            f"text {number} has {what}, and the model takes at most {self._options.max_tokens} tokens "
+            f"{kind} {number} has {what}, and the model takes at most {self._options.max_tokens} tokens "
             f"(shorten or divide the text{remedy})"
         )
 
@@ -265,6 +318,69 @@ class TokenizerRequest(HostRequest):
         if most is not None and (counts > most).any():
             number = int(np.argmax(counts > most))
             raise self._too_long(number, f"{counts[number]} tokens")
+
+
+class PairRequest(TokenizerRequest):
+    """A request of a tokenizer of pairs. Each text, and each query, is encoded once."""
+
+    def __init__(
+        self,
+        signature: ModelSignature,
+        tokenizer: Any,
+        options: TokenizerOptions,
+        most_characters: int | None,
+        templates: tuple[Template, Template],
+    ) -> None:
+        """`templates`: of a text alone, and of a pair."""
+        super().__init__(signature, tokenizer, options, most_characters)
+        self._alone, self._pair = templates
+
+    def run(self) -> list[Array]:
+        """Encode the pairs; raises `InvalidInput` for one with too many tokens, `InferenceError` if the library fails."""
+        text, query = (tensor.data.tolist() for tensor in self._tensors)
+        if len(query) not in (0, 1, len(text)):
+            raise InvalidInput(
+                f"there are {len(query)} queries for {len(text)} texts: give one for all, one for each, or none"
+            )
+        texts, queries = self._ids(text, TEXT), self._ids(query, QUERY)
+        if len(queries) == 1:
+            queries *= len(texts)
+        most = self._options.max_tokens
+        assert most is not None  # `TokenizerOptions` has seen to it
+        if queries:
+            rows = [self._pair.row(pair, most) for pair in zip(queries, texts, strict=True)]
+        else:
+            rows = [self._alone.row((ids,), most) for ids in texts]
+        uncut = np.fromiter((row.uncut for row in rows), np.int64, len(rows))
+        if not self._options.truncate and (uncut > most).any():
+            number = int(np.argmax(uncut > most))
+            with_query = " with its query" if queries else ""
+            raise self._too_long(number, f"{uncut[number]} tokens{with_query}")
+        counts = np.fromiter((len(row.ids) for row in rows), np.int64, len(rows))
+        outputs: list[Array] = []
+        for name in self._options.outputs:
+            outputs += _packed([_list_of(row, name) for row in rows], counts)
+        return [*outputs, counts, uncut]
+
+    def _ids(self, texts: list[str], kind: str) -> list[list[int]]:
+        """Return the ids of each text, without special tokens."""
+        long = self._cut(texts, kind)
+        ids = [encoding.ids for encoding in self._encoded(texts, add_special_tokens=False)]
+        for number, characters in long.items():
+            if len(ids[number]) < (self._options.max_tokens or 0):  # what was cut off might have given others
+                raise self._too_long(number, f"{characters} characters", kind)
+            ids[number] += ids[number][-1:]  # for what was cut off: it is cut as well, and counts as uncut
+        return ids
+
+
+def _list_of(row: Row, name: str) -> Sequence[int]:
+    match name:
+        case "input_ids":
+            return row.ids
+        case "token_type_ids":
+            return row.types
+        case _:
+            return [1] * len(row.ids)
 
 
 def _packed(arrays: Sequence[Sequence[int]], counts: Array) -> tuple[Array, Array]:

@@ -1,9 +1,9 @@
-"""Options of gateways: how they reach their server, what they ask of their callers, and the models that embed texts."""
+"""Options of gateways: how they reach their server, what they ask of their callers, and the models of texts."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -71,6 +71,8 @@ class TextService:
     """The model that makes them."""
     largest_token: int | None = None
     """The largest number of a token that the encoder knows; None: it is not known."""
+    labels: tuple[str, ...] = ()
+    """The names of the scores of a model that scores texts; empty: they are not known."""
 
 
 @value
@@ -78,9 +80,9 @@ class TextServices:
     """The services of a gateway."""
 
     openai: Mapping[str, TextService] = field(default_factory=dict)
-    """By the name that callers ask for, at `/v1/embeddings`."""
+    """By the name that callers ask for, at `/v1/embeddings` and `/v1/rerank`."""
     tei: TextService | None = None
-    """The service of `/embed` and its neighbours."""
+    """The service of `/embed`, `/rerank` and their neighbours."""
 
 
 def text_services(
@@ -90,6 +92,7 @@ def text_services(
     encoders: Mapping[str, str] = MappingProxyType({}),
     tokenizers: Mapping[str, str] = MappingProxyType({}),
     largest_tokens: Mapping[str, int] = MappingProxyType({}),
+    labels: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> TextServices:
     """Return the services of these names. By default their models are called as those of a folder are: `NAME.encoder`."""
 
@@ -99,6 +102,7 @@ def text_services(
             encoder=encoders.get(name, f"{name}.encoder"),
             tokenizer=tokenizers.get(name, f"{name}.tokens"),
             largest_token=largest_tokens.get(name),
+            labels=tuple(labels.get(name, ())),
         )
 
     return TextServices(

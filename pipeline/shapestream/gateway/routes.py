@@ -19,7 +19,7 @@ import trio
 import shapestream
 from shapestream.client.async_face import Client
 from shapestream.errors import DeadlineExceeded, RequestError
-from shapestream.gateway.errors import OWN_ID, NotGiven, http_error
+from shapestream.gateway.errors import OWN_ID, http_error
 from shapestream.gateway.infer_request import (
     converted_nbytes,
     infer_response,
@@ -52,17 +52,24 @@ from shapestream.gateway.openai_api import (
     unknown_model,
 )
 from shapestream.gateway.options import TextServices
+from shapestream.gateway.rerank_api import ranking_response, read_ranking
 from shapestream.gateway.tei_api import (
+    EMBEDS,
     embed_response,
     embed_sparse_response,
     info_page,
+    predict_response,
     read_embed,
+    read_predict,
+    read_rerank,
     read_tokenize,
+    rerank_response,
+    scoring_type,
     tei_error,
     tokenize_response,
 )
 from shapestream.gateway.text_calls import TextCalls
-from shapestream.gateway.text_ports import text_ports
+from shapestream.gateway.text_ports import score_ports, scores_texts, text_ports
 from shapestream.slices import LongSteps
 from shapestream.transport.http_listener import REFUSED_SITES, is_sent_by_another_site
 from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
@@ -280,6 +287,10 @@ def _not_ready(why: str) -> HttpError:
 
 
 MODELS = "/v1/models/"
+RANKINGS = ("/v1/rerank", "/v2/rerank")
+"""The pages that Cohere's and Jina's clients ask to rank texts."""
+LABEL_PARTS = 12
+"""Bytes of a score with its label in JSON, about 48, for each byte of it."""
 TEI_OPEN_TO_ALL = ("/", "/health")
 """TEI's pages for balancers, which ask for no token where they are read (GET)."""
 
@@ -311,14 +322,20 @@ class TextRoutes:
         self.pages: dict[str, Methods] = {}
         """The paths, except those that name a model."""
         if services.openai:
-            self.pages = {"/v1/embeddings": {"POST": self._embeddings}, "/v1/models": {"GET": self._models}}
+            self.pages = {
+                "/v1/embeddings": {"POST": self._embeddings},
+                **{path: {"POST": self._rank} for path in RANKINGS},
+                "/v1/models": {"GET": self._models},
+            }
         self._tei_paths: frozenset[str] = frozenset()
         if (tei := services.tei) is not None:
             calls = TextCalls(client, tei, in_flight)
-            health, embed = partial(self._health, tei.name), partial(self._embed, calls)
+            health = partial(self._health, tei.name)
             pages: dict[str, Methods] = {
-                "/": {"POST": embed, "GET": health},
-                "/embed": {"POST": embed},
+                "/": {"POST": partial(self._embed_or_score, calls), "GET": health},
+                "/embed": {"POST": partial(self._embed, calls)},
+                "/rerank": {"POST": partial(self._rerank, calls)},
+                "/predict": {"POST": partial(self._predict, calls)},
                 "/embed_sparse": {"POST": partial(self._embed_sparse, calls)},
                 "/tokenize": {"POST": partial(self._tokenize, calls)},
                 "/info": {"GET": partial(self._info, tei.name, calls)},
@@ -337,7 +354,7 @@ class TextRoutes:
 
     def form_of(self, path: str) -> ErrorForm | None:
         """Return the form of errors at a path; None for the common one."""
-        if self._openai and path.startswith("/v1/"):
+        if self._openai and (path.startswith("/v1/") or path in RANKINGS):
             return openai_error
         return tei_error if path in self._tei_paths else None
 
@@ -345,12 +362,23 @@ class TextRoutes:
 
     async def _embeddings(self, request: HttpRequest) -> HttpResponse:
         asked = await self._steps.run(len(request.body), partial(read_request, request.body))
-        calls = self._openai.get(asked.model)
-        if calls is None:
-            raise unknown_model(asked.model, self._openai)
+        calls = self._named(asked.model)
         found = await calls.embed(asked.inputs, asked.form, request)
         written = embeddings_response(asked, found.vectors, found.tokens, found.request_id)
         return await self._steps.run_slices(found.vectors.nbytes, written)
+
+    async def _rank(self, request: HttpRequest) -> HttpResponse:
+        nbytes = len(request.body)
+        asked = await self._steps.run(nbytes, partial(read_ranking, request.body))
+        found = await self._named(asked.model).score(asked.pairs, request, only_one=True)
+        written = ranking_response(asked, found.logits, found.tokens, found.request_id)
+        return await self._steps.run_slices(nbytes, written)
+
+    def _named(self, model: str) -> TextCalls:
+        calls = self._openai.get(model)
+        if calls is None:
+            raise unknown_model(model, self._openai)
+        return calls
 
     async def _models(self, request: HttpRequest) -> HttpResponse:
         return HttpResponse(body=(write_json(models_page(self._openai)),))
@@ -368,6 +396,25 @@ class TextRoutes:
         written = embed_response(asked, found.vectors, found.request_id)
         return await self._steps.run_slices(found.vectors.nbytes, written)
 
+    async def _embed_or_score(self, calls: TextCalls, request: HttpRequest) -> HttpResponse:
+        """Answer as the page of the model's kind."""
+        ports = await calls.scoring()
+        if ports is None:
+            return await self._embed(calls, request)
+        return await (self._rerank if ports.labels == 1 else self._predict)(calls, request)
+
+    async def _rerank(self, calls: TextCalls, request: HttpRequest) -> HttpResponse:
+        nbytes = len(request.body)
+        asked = await self._steps.run(nbytes, partial(read_rerank, request.body))
+        found = await calls.score(asked.pairs, request, only_one=True)
+        return await self._steps.run_slices(nbytes, rerank_response(asked, found.logits, found.request_id))
+
+    async def _predict(self, calls: TextCalls, request: HttpRequest) -> HttpResponse:
+        asked = await self._steps.run(len(request.body), partial(read_predict, request.body))
+        found = await calls.score(asked.pairs, request)
+        written = predict_response(asked, found.logits, calls.labels, found.request_id)
+        return await self._steps.run_slices(found.logits.nbytes * LABEL_PARTS, written)
+
     async def _embed_sparse(self, calls: TextCalls, request: HttpRequest) -> HttpResponse:
         asked = await self._steps.run(len(request.body), partial(read_embed, request.body))
         found = await calls.embed_sparse(asked.inputs, request)
@@ -381,12 +428,14 @@ class TextRoutes:
         return await self._steps.run_slices(nbytes, tokenize_response(tokens, request_id))
 
     async def _info(self, name: str, calls: TextCalls, request: HttpRequest) -> HttpResponse:
-        ports = text_ports(await signature_of(self._client, name, PAGE_S))
-        try:
-            most_tokens = (await calls.encoder()).most_tokens
-        except NotGiven:
-            most_tokens = None
-        told = info_page(name, ports.element_type, most_tokens, server_metadata()["version"])
+        signature = await signature_of(self._client, name, PAGE_S)
+        if scores_texts(signature):
+            scoring = score_ports(signature)
+            element_type, kind = scoring.element_type, scoring_type(scoring, calls.labels)
+        else:
+            element_type, kind = text_ports(signature).element_type, EMBEDS
+        most = await calls.most_tokens()
+        told = info_page(name, element_type, kind, most, server_metadata()["version"])
         return HttpResponse(body=(write_json(told),))
 
     async def _health(self, name: str, request: HttpRequest) -> HttpResponse:

@@ -31,7 +31,7 @@ from shapestream.gateway.errors import (
     WrongField,
     http_error,
 )
-from shapestream.gateway.json_text import read_object
+from shapestream.gateway.json_text import read_object, type_name, write_json
 from shapestream.gateway.text_bodies import (
     FEWER_TEXTS,
     MOST_TEXTS,
@@ -43,6 +43,16 @@ from shapestream.gateway.text_bodies import (
     read_flag,
     read_texts,
     written_rows,
+)
+from shapestream.gateway.text_ports import ScorePorts
+from shapestream.gateway.text_scores import (
+    SLICE_SCORES,
+    Pairs,
+    finite,
+    probabilities,
+    ranked,
+    read_list,
+    read_text,
 )
 from shapestream.slices import Slices
 from shapestream.web.messages import Buffer, HttpError, HttpResponse
@@ -80,6 +90,95 @@ def read_embed(body: Buffer) -> EmbedRequest:
     normalize = read_flag(content, "normalize")
     form = VectorForm(dimensions=read_dimensions(content), normalize=normalize is not False)
     return EmbedRequest(inputs=_inputs(content), form=form)
+
+
+@value
+class RerankRequest:
+    """The body of `POST /rerank`."""
+
+    pairs: Pairs
+    raw_scores: bool
+    return_text: bool
+
+
+@value
+class PredictRequest:
+    """The body of `POST /predict`."""
+
+    pairs: Pairs
+    raw_scores: bool
+    is_list: bool
+    """False: one text, or one pair, and the answer is no list of answers."""
+
+
+def read_rerank(body: Buffer) -> RerankRequest:
+    """Read the body of a request. Raises `HttpError` for one that is no JSON, and `WrongField`."""
+    content = read_object(body, FEWER_TEXTS)
+    texts = read_list(content, "texts")
+    if set(map(type, texts)) != {str}:
+        raise WrongField("texts", '"texts" is a list of texts, and of nothing else')
+    return RerankRequest(
+        pairs=Pairs(queries=(read_text(content, "query"),), texts=texts, truncate=_truncate(content)),
+        raw_scores=read_flag(content, "raw_scores") is True,
+        return_text=read_flag(content, "return_text") is True,
+    )
+
+
+def read_predict(body: Buffer) -> PredictRequest:
+    """Read the body of a request. Raises `HttpError` for one that is no JSON, and `WrongField`.
+
+    `inputs` is a text, a list with a text or with the two of a pair, or a list of such lists.
+    """
+    content = read_object(body, FEWER_TEXTS)
+    inputs = content.get("inputs")
+    is_list = isinstance(inputs, list) and bool(inputs) and not isinstance(inputs[0], str)
+    rows = read_list(content, "inputs") if is_list else [[inputs] if isinstance(inputs, str) else inputs]
+    pairs = [_row(row) for row in rows]
+    if len({len(pair) for pair in pairs}) > 1:
+        raise WrongField("inputs", '"inputs" has texts alone and pairs of texts: send them in two requests')
+    return PredictRequest(
+        pairs=Pairs(
+            queries=[pair[0] for pair in pairs if len(pair) == 2],
+            texts=[pair[-1] for pair in pairs],
+            truncate=_truncate(content),
+        ),
+        raw_scores=read_flag(content, "raw_scores") is True,
+        is_list=is_list,
+    )
+
+
+def _row(row: Any) -> list[str]:
+    """Return a text, or the two of a pair."""
+    match row:
+        case [str(first), *rest] if len(rest) < 2 and all(isinstance(each, str) for each in rest):
+            return [first, *rest]
+        case []:
+            raise EmptyList("inputs", '"inputs" has an empty list: send at least one text')
+        case _:
+            but = f"a list of {len(row)} entries" if isinstance(row, list) else type_name(row)
+            raise WrongField(
+                "inputs",
+                '"inputs" is a text, a list with one text or the two of a pair, or a list of such lists, '
+                f"not {but}",
+            )
+
+
+def _truncate(content: dict[str, Any]) -> bool | None:
+    """Return the field `truncate`. Raises `WrongField`, also where texts are to be cut at their beginning."""
+    truncate = read_flag(content, "truncate")
+    match content.get("truncation_direction"):
+        case None | "right" | "Right":
+            pass
+        case "left" | "Left":
+            if truncate is not False:
+                raise WrongField(
+                    "truncation_direction",
+                    'texts are cut at their end here: leave "truncation_direction" out, or forbid the cut '
+                    '("truncate": false)',
+                )
+        case _:
+            raise WrongField("truncation_direction", '"truncation_direction" is "right" or "left"')
+    return truncate
 
 
 def read_tokenize(body: Buffer) -> Texts:
@@ -124,6 +223,47 @@ def embed_sparse_response(vectors: Matrix, request_id: str) -> Slices[HttpRespon
     return HttpResponse(body=(b"[", *rows, b"]"), headers=((OWN_ID, request_id),))
 
 
+def rerank_response(request: RerankRequest, logits: Matrix, request_id: str) -> Slices[HttpResponse]:
+    """Return the number and the score of each text, the best one first, written in slices."""
+    scores = finite(logits) if request.raw_scores else probabilities(finite(logits))
+    order = ranked(scores[:, 0])
+    pieces: list[Buffer] = []
+    for begin in range(0, len(order), SLICE_SCORES):
+        results = [
+            {"index": index, "score": scores[index, 0]} for index in order[begin : begin + SLICE_SCORES]
+        ]
+        if request.return_text:
+            for result in results:
+                result["text"] = request.pairs.texts[result["index"]]
+        pieces += (b"," if begin else b"[", write_json(results)[1:-1])
+        yield
+    return HttpResponse(body=(*pieces, b"]"), headers=((OWN_ID, request_id),))
+
+
+def predict_response(
+    request: PredictRequest, logits: Matrix, labels: Sequence[str], request_id: str
+) -> Slices[HttpResponse]:
+    """Return the labels of each text with their scores, the best one first, written in slices."""
+    scores = finite(logits) if request.raw_scores else probabilities(finite(logits))
+    known = labels_of(labels, scores.shape[1])
+    rows = max(1, SLICE_SCORES // scores.shape[1])
+    pieces: list[Buffer] = []
+    for begin in range(0, len(scores), rows):
+        answers = [
+            [{"score": row[label], "label": known[label]} for label in ranked(row)]
+            for row in scores[begin : begin + rows]
+        ]
+        pieces += (b"," if begin else b"", write_json(answers)[1:-1])
+        yield
+    body = (b"[", *pieces, b"]") if request.is_list else (*pieces,)
+    return HttpResponse(body=body, headers=((OWN_ID, request_id),))
+
+
+def labels_of(labels: Sequence[str], count: int) -> Sequence[str]:
+    """Return so many labels: those that are known, or as transformers calls them where none are."""
+    return labels if len(labels) == count else [f"LABEL_{number}" for number in range(count)]
+
+
 def tokenize_response(tokens: Sequence[npt.NDArray[Any]], request_id: str) -> Slices[HttpResponse]:
     """Return the tokens of each text by their numbers. Their texts and places are not known here, and null."""
     begin, end = '{"id":', ',"text":null,"special":null,"start":null,"stop":null}'
@@ -144,20 +284,36 @@ SLICE_TOKENS = 16_384
 """Tokens that are written at a time, in about 2 ms."""
 
 
-def info_page(name: str, element_type: str, max_tokens: int | None, version: str) -> dict[str, Any]:
+def info_page(
+    name: str, element_type: str, model_type: dict[str, Any], max_tokens: int | None, version: str
+) -> dict[str, Any]:
     """Return what is known of the model; `max_tokens`: of one text. Fields of TEI's own engine are null."""
     unknown = ("model_sha", "max_concurrent_requests", "max_batch_tokens", "max_batch_requests")
     return {
         "model_id": name,
         "served_model_name": name,
         "model_dtype": _DTYPES.get(element_type, element_type),
-        "model_type": {"embedding": {"pooling": None}},
+        "model_type": model_type,
         "max_input_length": max_tokens,
         "max_client_batch_size": MOST_TEXTS,
         "auto_truncate": None,
         "version": version,
         **dict.fromkeys((*unknown, "tokenization_workers", "sha", "docker_label")),
     }
+
+
+EMBEDS = {"embedding": {"pooling": None}}
+"""The type of a model that embeds texts. How it pools is not known here."""
+
+
+def scoring_type(ports: ScorePorts, labels: Sequence[str]) -> dict[str, Any]:
+    """Return the type of a model that scores texts, with its labels."""
+    named = dict(enumerate(labels if ports.labels is None else labels_of(labels, ports.labels)))
+    told = {
+        "id2label": {str(number): label for number, label in named.items()},
+        "label2id": {label: number for number, label in named.items()},
+    }
+    return {"reranker" if ports.labels == 1 else "classifier": told}
 
 
 _DTYPES = {"f16": "float16", "f32": "float32", "f64": "float64", "bf16": "bfloat16"}

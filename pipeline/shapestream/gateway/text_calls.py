@@ -24,13 +24,21 @@ from shapestream.gateway.options import TextService
 from shapestream.gateway.text_bodies import Matrix, Texts, TokenLists, VectorForm, check_dimensions, matrix_of
 from shapestream.gateway.text_ports import (
     IDS,
+    QUERY,
+    SCORE,
     SPARSE,
     TOKENS,
+    UNCUT,
     EncoderPorts,
+    ScorePorts,
     encoder_ports,
+    most_tokens,
+    score_ports,
+    scores_texts,
     text_ports,
     tokenizer_input,
 )
+from shapestream.gateway.text_scores import Pairs, check_number
 from shapestream.web.messages import HttpRequest
 from shapestream.web.quotas import BeyondQuota, Quotas
 from shapestream_engine.layout import value
@@ -46,6 +54,17 @@ class Embedded:
     vectors: Matrix
     tokens: int
     """Tokens of all texts together; 0 where the model does not count them."""
+    request_id: str
+
+
+@value
+class Scored:
+    """The logits of a caller's texts."""
+
+    logits: Matrix
+    """A row for each text, a column for each label."""
+    tokens: int
+    """Tokens of all rows together, with their queries; 0 where the model does not count them."""
     request_id: str
 
 
@@ -92,11 +111,48 @@ class TextCalls:
             vectors=matrix_of(result[SPARSE], len(inputs)), tokens=0, request_id=result.request_id
         )
 
+    async def scoring(self) -> ScorePorts | None:
+        """Return the ports of the model if it scores texts; None if it does something else."""
+        signature = await signature_of(self._client, self._service.name)
+        return score_ports(signature) if scores_texts(signature) else None
+
+    async def score(self, pairs: Pairs, request: HttpRequest, *, only_one: bool = False) -> Scored:
+        """Return the scores of each text. Raises `RequestError`; also where there are several, and `only_one` is wanted."""
+        name = self._service.name
+        ports = score_ports(await signature_of(self._client, name))
+        pairs.check(ports, name)
+        self._check_labels(ports.labels, len(pairs.texts), only_one)
+        result = await self._infer(name, {ports.text: pairs.texts, QUERY: pairs.queries}, request)
+        logits = matrix_of(result[SCORE], len(pairs.texts))
+        self._check_labels(logits.shape[1], len(pairs.texts), only_one)
+        if ports.tells_cuts:
+            pairs.check_cuts(result[TOKENS].tolist(), result[UNCUT].tolist())
+        return Scored(
+            logits=logits,
+            tokens=int(np.sum(result[TOKENS])) if ports.counts_tokens else 0,
+            request_id=result.request_id,
+        )
+
+    def _check_labels(self, labels: int | None, texts: int, only_one: bool) -> None:
+        if labels is None:
+            return
+        if only_one and labels != 1:
+            raise NotGiven(
+                f"{self._service.name!r} gives {labels} scores for each text, and to rank needs one"
+            )
+        check_number(labels, texts)
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """The names of the scores, as far as they are known."""
+        return self._service.labels
+
     async def tokenize(self, inputs: Texts, request: HttpRequest) -> tuple[Sequence[npt.NDArray[Any]], str]:
         """Return the tokens of each text, and the request's id. Raises `RequestError`."""
         name = self._service.tokenizer
-        text = tokenizer_input(await self._signature_of_part(name, "tokenizer"))
-        result = await self._infer(name, {text: inputs.texts}, request)
+        signature = await self._signature_of_part(name, "tokenizer")
+        alone = {QUERY: ()} if len(signature.inputs) > 1 else {}
+        result = await self._infer(name, {tokenizer_input(signature): inputs.texts, **alone}, request)
         return result[IDS], result.request_id
 
     # ---------------------------------------------------------------- tokens
@@ -122,6 +178,13 @@ class TextCalls:
     async def encoder(self) -> EncoderPorts:
         """Return the ports of the model that embeds tokens. Raises `NotGiven` where none is known."""
         return encoder_ports(await self._signature_of_part(self._service.encoder, "encoder"))
+
+    async def most_tokens(self) -> int | None:
+        """Return how many tokens of one text the encoder takes at most; None where that is not known."""
+        try:
+            return most_tokens(await self._signature_of_part(self._service.encoder, "encoder"))
+        except NotGiven:
+            return None
 
     async def _signature_of_part(self, model: str, role: str) -> Any:
         try:

@@ -28,10 +28,20 @@ TOKENS = "tokens"
 """The output with the number of tokens of each text. Without it, a usage of 0 is told."""
 SPARSE = "sparse"
 """The output with vectors that are mostly 0, for TEI's `/embed_sparse`."""
+QUERY = "query"
+"""The input of a model that scores texts, with the first text of each pair: one for all, one for each text, or none."""
+SCORE = "score"
+"""Its output, with a number for each label and text."""
+UNCUT = "uncut"
+"""Its output with the number of tokens that each text, with its query, would have if none were cut."""
 IDS = "input_ids"
 """The encoder's input, and the tokenizer's output, with the numbers of tokens."""
 FILLED = {"attention_mask": 1, "token_type_ids": 0}
 """Inputs of encoders that follow from the tokens alone: each number of them."""
+SCORING_MODEL = (
+    f"it needs two inputs of element type str, `{QUERY}` [queries] and another one [texts], whose sizes may differ, and an "
+    f"output `{SCORE}` of floating numbers with a row for each text"
+)
 TEXT_MODEL = (
     "it needs one input of element type str and shape [texts], and an output `embedding` of floating numbers with a "
     "vector for each text"
@@ -69,6 +79,55 @@ def text_ports(signature: ModelSignature) -> TextPorts:
     )
 
 
+@value
+class ScorePorts:
+    """The ports of a model that scores texts, alone or in pairs with a query."""
+
+    text: str
+    element_type: str
+    labels: int | None
+    """Scores of a text; None where the signature does not tell."""
+    counts_tokens: bool
+    tells_cuts: bool
+    """True if it has the output `uncut`."""
+
+
+def scores_texts(signature: ModelSignature) -> bool:
+    """Tell whether a model scores texts: its output with the scores has their name."""
+    return any(port.name == SCORE for port in signature.outputs)
+
+
+def score_ports(signature: ModelSignature) -> ScorePorts:
+    """Return the ports of a model that scores texts; raises `NotGiven` for other models, and says what it needs."""
+    outputs = {port.name: port for port in signature.outputs}
+    output = outputs.get(SCORE)
+    text = second_text(signature)
+    if text is None or output is None or output.element_type not in FLOATS or not _has_vectors(output):
+        raise NotGiven(f"{signature.name!r} scores no texts: {SCORING_MODEL}")
+    last = (output.shape if output.item is None else output.item).dimensions[-1]
+    return ScorePorts(
+        text=text,
+        element_type=output.element_type,
+        labels=None if last.is_dynamic else last.minimum,
+        counts_tokens=TOKENS in outputs,
+        tells_cuts=TOKENS in outputs and UNCUT in outputs,
+    )
+
+
+def second_text(signature: ModelSignature) -> str | None:
+    """Return the name of the input whose texts stand beside those of `query`; None if it takes other things."""
+    shapes = {
+        port.name: port.shape.names[0]
+        for port in signature.inputs
+        if port.element_type == TEXT and port.shape.rank == 1
+    }
+    if len(signature.inputs) != 2 or len(shapes) != 2 or QUERY not in shapes:
+        return None
+    size = shapes.pop(QUERY)
+    ((name, own),) = shapes.items()
+    return None if size is not None and size == own else name
+
+
 def text_input(signature: ModelSignature) -> str | None:
     """Return the name of the only input, if it takes texts."""
     match signature.inputs:
@@ -101,8 +160,6 @@ class EncoderPorts:
     filled: Mapping[str, tuple[npt.DTypeLike, int]]
     """The inputs that have the same number for each token: its type, and the number."""
     embedding: str
-    most_tokens: int | None
-    """Tokens of one text, at most."""
 
     def inputs_of(self, tokens: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.generic]]:
         """Return the inputs for the tokens of one text. The SDK refuses numbers that the encoder's type lacks."""
@@ -128,13 +185,18 @@ def encoder_ports(signature: ModelSignature) -> EncoderPorts:
         ids=ids[0],
         filled=filled,
         embedding=output.name,
-        most_tokens=ids[0].shape.dimensions[1].maximum,
     )
 
 
+def most_tokens(signature: ModelSignature) -> int | None:
+    """Return how many tokens of one text an encoder takes at most; None where it takes no tokens, or any number."""
+    ids = [port for port in signature.inputs if port.name == IDS and port.shape.rank == 2]
+    return ids[0].shape.dimensions[1].maximum if ids else None
+
+
 def tokenizer_input(signature: ModelSignature) -> str:
-    """Return the input of a tokenizer; raises `NotGiven` for other models."""
-    text = text_input(signature)
+    """Return the input of a tokenizer, which may take a query as well; raises `NotGiven` for other models."""
+    text = text_input(signature) or second_text(signature)
     if text is None or all(port.name != IDS or port.item is None for port in signature.outputs):
         raise NotGiven(
             f"{signature.name!r} is no tokenizer: it needs one input of element type str and an output {IDS}, a list of "

@@ -45,7 +45,7 @@ from shapestream.scheduling.cost_grid import (
 )
 from shapestream.scheduling.events import ModelProfile
 from shapestream.scheduling.tries import CLIP, EVERY, MOST_PADDED, TRIES_PART, Tries
-from shapestream_engine.cost_table import MAX_ELEMENTS, MAX_POINTS, CostTable, LearnedCosts
+from shapestream_engine.cost_table import MAX_ELEMENTS, MAX_POINTS, MAX_SECONDS, CostTable, LearnedCosts
 
 Calls: TypeAlias = Sequence[tuple[int, Sizes]]
 """How many calls of which sizes, (rows, *shape)."""
@@ -681,8 +681,15 @@ class WorkerClass:
         if self._grid is not None:
             corrections |= self._grid.corrections(shift, self.tries.bounding())
         # Nodes that were not measured, and linear costs, may reach further than anything that may be kept.
-        kept = (item for item in corrections.items() if elements_of(item[0]) <= MAX_ELEMENTS)
+        kept = (
+            (sizes, seconds)
+            for sizes, seconds in corrections.items()
+            if elements_of(sizes) <= MAX_ELEMENTS and seconds <= MAX_SECONDS
+        )
         ends = self.new.ends()
+        may_be_kept = (
+            max(ends, default=0.0) <= MAX_ELEMENTS and max(ends.values(), default=0.0) <= MAX_SECONDS
+        )
         return LearnedCosts(
             table=self._digest,
             batches=self.batches,
@@ -691,7 +698,7 @@ class WorkerClass:
                 sizes[0 if self.profile.has_batch else 1 :]: seconds
                 for sizes, seconds in islice(kept, MAX_POINTS)
             },
-            preparation=ends if max(ends, default=0.0) <= MAX_ELEMENTS else {},
+            preparation=ends if may_be_kept else {},
         )
 
 

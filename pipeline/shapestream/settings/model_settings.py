@@ -552,6 +552,8 @@ class TokenizerSettings(Section):
     """Text before every text. Default: nothing; of a folder, its default prompt."""
     lower_case: bool = constant(False, is_shown=True)
     """Lower each text first, its prompt included, as the files of a folder may say."""
+    pairs: bool = constant(False, is_shown=True)
+    """Make pairs of a query and a text, for the model of a folder that scores them."""
     outputs: tuple[Literal["input_ids", "token_type_ids", "attention_mask"], ...] = Field(
         default=("input_ids",), strict=False, min_length=1
     )
@@ -563,6 +565,8 @@ class TokenizerSettings(Section):
             yield ("truncate",), "nothing says how many tokens stay (add max_tokens)"
         if len(set(self.outputs)) < len(self.outputs):
             yield ("outputs",), "an output is named twice (remove one)"
+        if self.pairs and self.prompt:
+            yield ("prompt",), "a model that scores texts has no prompt before them (write prompt: '')"
 
 
 class PoolingSettings(Section):

@@ -7,6 +7,9 @@ checked like any other. For a folder's model NAME they are
     NAME.encoder   the ONNX or IR file, with its pooling
     NAME           a chain of both: text in, an embedding and the number of tokens of each text out
 
+A folder whose model classifies texts, or pairs of them (a cross-encoder), has the output `logits` instead of vectors. Its
+tokenizer makes pairs of a query and texts, cut where they are too long, and its chain gives the scores of each.
+
 Each value has its file, as a `Fact`, for `shapestream check`. What the YAML states about the model is put over the values of
 the files. Where files contradict each other in a way that changes answers, that is a problem, not a choice made here.
 
@@ -14,6 +17,7 @@ the files. Where files contradict each other in a way that changes answers, that
 |---|---|
 | tokenizer.json | the tokenizer; the largest id |
 | config.json | hidden_size, vocab_size, type_vocab_size, pad_token_id, max_position_embeddings, model_type |
+| config.json | of a model that classifies, architectures and id2label |
 | modules.json | the steps after the encoder: pooling, normalization; others are refused |
 | N_Pooling/config.json | the pooling, and the size of the vector |
 | sentence_bert_config.json | max_seq_length, do_lower_case |
@@ -35,6 +39,10 @@ from shapestream_engine.port_names import VECTORS, PortNames, vectors_among
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 POOLED = "sentence_embedding"
 """The output of a model that pools by itself, as sentence-transformers exports it; and that of our pooling."""
+LOGITS = "logits"
+"""The output of a model that classifies texts, or pairs of them: a number for each label."""
+CLASSIFIER = "ForSequenceClassification"
+"""End of the name of such a model's architecture."""
 TOKENIZER, CONFIG, MODULES = "tokenizer.json", "config.json", "modules.json"
 SENTENCE, TOKENIZER_CONFIG, SPECIAL = (
     "sentence_bert_config.json",
@@ -74,13 +82,16 @@ _MOST_TOKENS = 1 << 24
 AT_MOST_TEXTS = 2048
 """Texts of one request: as many as OpenAI's clients send."""
 _EXPORT = (
-    "optimum exports one: optimum-cli export onnx --task feature-extraction --model FOLDER FOLDER/onnx, or "
-    "optimum-cli export openvino --task feature-extraction --model FOLDER FOLDER/openvino"
+    "optimum exports one: optimum-cli export onnx --task {task} --model FOLDER FOLDER/onnx, or "
+    "optimum-cli export openvino --task {task} --model FOLDER FOLDER/openvino"
 )
 _SAVE = "transformers writes one: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
 
 _OPTIONS = "max_tokens, truncate, prompt"
 """What the YAML may say of a folder's tokenizer."""
+MOST_LABEL_CHARACTERS = 16_384
+"""Characters of all labels of a model, at most: a gateway is told them in one argument of its command line, which Linux
+bounds at 128 KiB."""
 
 Problem: TypeAlias = "tuple[tuple[str | int, ...], str]"
 """The key of the model that could change it, and what is wrong, with the remedy in brackets."""
@@ -125,6 +136,8 @@ class TextFolder:
     """A model of the YAML."""
     chain: dict[str, Any] = field(default_factory=dict)
     """A chain of the YAML."""
+    labels: tuple[str, ...] = ()
+    """The names of the scores of a model that classifies."""
     facts: list[Fact] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What is not done as the folder says, or cannot be known, and does no harm by itself."""
@@ -184,9 +197,14 @@ class _Expansion:
             return
         file, ports = model
         inputs = self._inputs(file, ports, most)
-        settings = self._pooling(file, ports, pooling)
-        self._check_sizes(file, ports, settings)
         options = self._text_options("" if pooling is None else pooling[0])
+        settings = None
+        if self._classifies(ports):
+            self._read_labels(file, ports)
+            options = {"truncate": True, "pairs": True, **options}
+        else:
+            settings = self._pooling(file, ports, pooling)
+            self._check_sizes(file, ports, settings)
         self._write(file, inputs, settings, {"max_tokens": most, **options})
 
     # ------------------------------------------------------------ reading
@@ -222,6 +240,61 @@ class _Expansion:
             )
             return None
         return value
+
+    # ------------------------------------------------------------ models that classify
+
+    @property
+    def _task(self) -> str:
+        """The task for which a model is exported."""
+        return "text-classification" if self._is_classifier else "feature-extraction"
+
+    @property
+    def _is_classifier(self) -> bool:
+        match self._document(CONFIG).get("architectures"):
+            case [str(name), *_]:
+                return name.endswith(CLASSIFIER)
+            case _:
+                return False
+
+    def _classifies(self, ports: PortNames) -> bool:
+        """Tell whether the model file gives a number for each label and text, and no vectors."""
+        if LOGITS not in ports.outputs or POOLED in ports.outputs or self._given.get("pooling") is not None:
+            return False
+        if any(name in ports.outputs for name in VECTORS):
+            return False
+        sizes = ports.outputs[LOGITS]
+        return self._is_classifier if sizes is None else len(sizes) == 2
+
+    def _read_labels(self, file: str, ports: PortNames) -> None:
+        sizes = ports.outputs[LOGITS]
+        own = None if not sizes else sizes[-1]
+        stated = self._document(CONFIG).get("id2label")
+        if stated is None:
+            if own is None:
+                words = f"neither {file} nor {self._place(CONFIG)} says how many scores a text has"
+                self._problem(("path",), f"{words} (add id2label to {CONFIG})")
+                return
+            names: list[Any] = [f"LABEL_{number}" for number in range(own)]
+            self._made.notes.append(f"{self._place(CONFIG)} has no id2label, so labels are LABEL_0 and so on")
+        else:
+            by_number = stated if isinstance(stated, Mapping) else {}
+            names = [by_number.get(str(number)) for number in range(len(by_number))]
+        if not names or not all(isinstance(name, str) for name in names):
+            words = f"{self._place(CONFIG)}: id2label does not have a label for each number from 0 on"
+            self._problem(("path",), f"{words} (correct it)")
+        elif sum(map(len, map(str, names))) > MOST_LABEL_CHARACTERS:
+            words = f"{self._place(CONFIG)}: id2label has more than {MOST_LABEL_CHARACTERS} characters"
+            self._problem(("path",), f"{words} (shorten its labels)")
+        elif own not in (None, len(names)):
+            self._problem(
+                ("path",),
+                f"the files are of different models: {file} gives {own} scores, and {self._place(CONFIG)} has "
+                f"{len(names)} labels (copy those of one model)",
+            )
+        else:
+            self._made.labels = tuple(map(str, names))
+            what = "one score" if len(names) == 1 else f"{len(names)} scores"
+            self._fact(f"each text, or pair of a query and a text, has {what}", f"{file}: {LOGITS}")
 
     # ------------------------------------------------------------ the steps after the encoder
 
@@ -343,7 +416,8 @@ class _Expansion:
                 what = "ONNX" if wanted == ONNX_FILES else "ONNX or IR"
                 self._problem(
                     ("path",),
-                    f"no {what} model is in {self._contents.folder}: {', '.join(wanted)} ({_EXPORT})",
+                    f"no {what} model is in {self._contents.folder}: {', '.join(wanted)} "
+                    f"({_EXPORT.format(task=self._task)})",
                 )
             return None
         file = found[0]
@@ -490,7 +564,7 @@ class _Expansion:
             self._problem(
                 ("path",),
                 f"{file} has an input {name!r}, and texts give {IDS}, {MASK} and {TYPES} (export the model for the task "
-                "feature-extraction, which computes the others itself)",
+                f"{self._task}, which computes the others itself)",
             )
         if IDS not in ports.inputs:
             self._problem(
@@ -581,14 +655,16 @@ class _Expansion:
         if pooling is not None:
             encoder["pooling"] = pooling
         self._made.encoder = {key: value for key, value in encoder.items() if value is not None}
-        self._made.chain = _chain(name, lists, most_tokens=options["max_tokens"] or 512)
+        self._made.chain = _chain(
+            name, lists, most_tokens=options["max_tokens"] or 512, of_pairs=bool(options.get("pairs"))
+        )
 
 
-def _chain(name: str, lists: list[str], *, most_tokens: int) -> dict[str, Any]:
+def _chain(name: str, lists: list[str], *, most_tokens: int, of_pairs: bool) -> dict[str, Any]:
     """Return the chain of both models; `lists`: the tokenizer's outputs that the encoder takes."""
     feeds = {port: f"tokenise.{port}" for port in lists}
-    embed = {
-        "name": "embed",
+    encode = {
+        "name": "classify" if of_pairs else "embed",
         "model": f"{name}.encoder",
         "in": feeds,
         "each": [f"item of {source}" for source in feeds.values()],
@@ -596,11 +672,18 @@ def _chain(name: str, lists: list[str], *, most_tokens: int) -> dict[str, Any]:
         # Less than the default, since a request reserves it before it begins.
         "at_most_bytes": min(64 << 20, AT_MOST_TEXTS * most_tokens * 8 * len(lists)),
     }
+    inputs = ["text", "query"] if of_pairs else ["text"]
+    outputs = (
+        {"score": f"classify.{LOGITS}", "tokens": "tokenise.counts", "uncut": "tokenise.uncut"}
+        if of_pairs
+        else {"embedding": f"embed.{POOLED}", "tokens": "tokenise.counts"}
+    )
+    tokenise = {"name": "tokenise", "model": f"{name}.tokens", "in": {port: port for port in inputs}}
     return {
         "name": name,
-        "inputs": {"text": "tokenise.text"},
-        "stages": [{"name": "tokenise", "model": f"{name}.tokens", "in": {"text": "text"}}, embed],
-        "outputs": {"embedding": f"embed.{POOLED}", "tokens": "tokenise.counts"},
+        "inputs": {port: f"tokenise.{port}" for port in inputs},
+        "stages": [tokenise, encode],
+        "outputs": outputs,
     }
 
 

@@ -28,9 +28,14 @@ from shapestream.web.tokens import Tokens
 TOLD = json.loads(files("shapestream.gateway").joinpath("openapi.json").read_text())
 """The description, with the pages of all services."""
 BOTH = {"openai": ["sentences", "listed", "numbers", "gone"], "tei": "sentences"}
-OPENAI = {"/v1/embeddings", "/v1/models", "/v1/models/{model}"}
-TEI = {"/", "/embed", "/embed_sparse", "/tokenize", "/info", "/health"}
+RANKED = {"/v1/rerank", "/v2/rerank"}
+OPENAI = {"/v1/embeddings", *RANKED, "/v1/models", "/v1/models/{model}"}
+SCORED = {"/rerank", "/predict"}
+TEI = {"/", "/embed", "/embed_sparse", *SCORED, "/tokenize", "/info", "/health"}
 EMBED = {"model": "sentences", "input": ["banana", ""]}
+RANKING = {"openai": ["ranker", "sentences"], "tei": "ranker"}
+RERANK = {"query": "an", "texts": ["banana", ""]}
+RANK = {"model": "ranker", "query": "an", "documents": ["banana", {"text": ""}]}
 
 
 def schemas() -> dict[str, Any]:
@@ -38,7 +43,7 @@ def schemas() -> dict[str, Any]:
     named: dict[str, Any] = TOLD["components"]["schemas"]
     return {
         name: closed(schema)
-        if name.startswith(("OpenAI", "Tei")) and not name.endswith("Request")
+        if name.startswith(("OpenAI", "Tei", "Rank")) and not name.endswith("Request")
         else schema
         for name, schema in named.items()
     }
@@ -185,7 +190,40 @@ async def test_what_tei_does_not_know_is_null_as_described(site: TextSite) -> No
     check(await site.ask("GET", "/info"), "GET", "/info")
 
 
-TEI_POSTS = sorted(path for path in TEI if "post" in TOLD["paths"][path])
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("/", RERANK),
+        ("/rerank", {**RERANK, "return_text": True, "raw_scores": True}),
+        ("/predict", {"inputs": ["a", "b"]}),
+        ("/predict", {"inputs": [["a", "b"], ["", ""]]}),
+        ("/tokenize", {"inputs": ["a", ""]}),
+        ("/v1/rerank", {**RANK, "return_documents": True}),
+        ("/v2/rerank", {**RANK, "top_n": 1}),
+    ],
+)
+@on_text_site(**RANKING)
+async def test_answers_with_scores_are_as_described(site: TextSite, path: str, content: Any) -> None:
+    """Of a model that scores texts, with one score for each."""
+    reply = await site.ask("POST", path, content)
+    assert 200 == reply.status, reply.content
+    check(reply, "POST", path)
+    assert is_described(path, content)
+    check(await site.ask("GET", "/info"), "GET", "/info")
+
+
+@on_text_site(tei="classes")
+async def test_answers_with_labels_are_as_described(site: TextSite) -> None:
+    """Also at the root. Such a model ranks nothing."""
+    for path in ("/", "/predict"):
+        check(await site.ask("POST", path, {"inputs": [["a"], [""]]}), "POST", path)
+    check(await site.ask("GET", "/info"), "GET", "/info")
+    reply = await site.ask("POST", "/rerank", RERANK)
+    assert 424 == reply.status
+    check(reply, "POST", "/rerank")
+
+
+TEI_POSTS = sorted(path for path in TEI - SCORED if "post" in TOLD["paths"][path])
 
 
 @pytest.mark.parametrize(
@@ -214,6 +252,17 @@ async def test_errors_of_the_server_are_as_described(
         assert path in OPENAI or "error_type" in reply.content
 
 
+@on_text_site(**RANKING)
+async def test_errors_of_a_model_that_scores_are_as_described(site: TextSite) -> None:
+    """Each in its API's form."""
+    site.error = ModelError("w")
+    for path in sorted({*RANKED, *SCORED}):
+        reply = await site.ask("POST", path, {**RANK, **RERANK, "inputs": "a"})
+        assert (400 if path in OPENAI else 422) == reply.status
+        check(reply, "POST", path)
+        assert path in OPENAI or "error_type" in reply.content
+
+
 @pytest.mark.parametrize(
     ("method", "path", "content", "status"),
     [
@@ -229,6 +278,13 @@ async def test_errors_of_the_server_are_as_described(
         *(("POST", path, b" " * (MOST_JSON_BYTES + 1), 413) for path in TEI_POSTS),
         ("POST", "/embed", {"inputs": "a", "dimensions": 5}, 422),
         ("POST", "/embed_sparse", {"inputs": [1, 2]}, 424),
+        *(("POST", path, b"[", 400) for path in (*RANKED, *SCORED)),
+        *(("POST", path, b" " * (MOST_JSON_BYTES + 1), 413) for path in (*RANKED, *SCORED)),
+        ("POST", "/rerank", {"query": "a", "texts": []}, 400),
+        ("POST", "/rerank", RERANK, 424),
+        ("POST", "/predict", {"inputs": "a"}, 424),
+        ("POST", "/v1/rerank", {**RANK, "model": "sentences"}, 400),
+        ("POST", "/v2/rerank", {**RANK, "model": "gone"}, 404),
     ],
 )
 @on_text_site(**BOTH)
@@ -316,7 +372,7 @@ FIELDS: dict[str, list[Any]] = {
         *({"add_special_tokens": 1}, {"prompt_name": "query"}, {"prompt_name": None}, {"normalize": "no"}),
     ],
 }
-FIELDS |= {"/": FIELDS["/embed"], "/embed_sparse": FIELDS["/embed"]}
+FIELDS |= {"/embed_sparse": FIELDS["/embed"]}
 
 
 @pytest.mark.parametrize("path", FIELDS)
@@ -329,6 +385,57 @@ async def test_exactly_the_bodies_that_are_described_are_taken(site: TextSite, p
     bodies += [{**model, field: "a", **fields} for fields in FIELDS[path]]
     found = set()
     for body in [*bodies, model, [], "a", {field: "a"}]:
+        reply = await site.ask("POST", path, body)
+        check(reply, "POST", path)
+        assert (200 == reply.status) == is_described(path, body), body
+        found.add(reply.status)
+    assert found >= {200, 400}
+
+
+TEXT_LISTS: list[Any] = [
+    *(["a"], ["a", ""], ["a"] * 2048, [], None, "a", 7, {}, ["a"] * 2049, ["a", 1], [["a"]], [None]),
+    *([{"text": "a"}], [{"text": "a", "title": "b"}, "c"], [{"text": 1}], [{}]),
+]
+CUTS: list[dict[str, Any]] = [
+    *({"truncate": 1}, {"truncate": None}, {"truncate": False}, {"truncate": True}),
+    *({"truncation_direction": side} for side in ("left", "Left", "right", "Right", None, "up", 1)),
+    *({"truncation_direction": "left", "truncate": truncate} for truncate in (True, False, None)),
+]
+SCORE_FIELDS = [*CUTS, *({"raw_scores": value} for value in (True, False, None, 1, "yes"))]
+SCORE_BODIES: dict[str, list[dict[str, Any]]] = {
+    "/rerank": [
+        *({"query": "a", "texts": texts} for texts in TEXT_LISTS),
+        *({"query": query, "texts": ["a"]} for query in (None, ["a"], "")),
+        *({"query": "a", "texts": ["a"], **more} for more in SCORE_FIELDS),
+        *({"query": "a", "texts": ["a"], "return_text": value} for value in (True, None, 1)),
+        *({"query": "a"}, {"texts": ["a"]}),
+    ],
+    "/predict": [
+        *({"inputs": inputs} for inputs in INPUTS),
+        *({"inputs": [["a", "b"]] * count} for count in (1, 2048, 2049)),
+        *({"inputs": [["a"], row]} for row in ("a", ["a"], ["a", "b"], ["a", "b", "c"], [], [1], None)),
+        *({"inputs": ["a", "b", "c"]}, {"inputs": [["a", 1]]}),
+        *({"inputs": "a", **more} for more in SCORE_FIELDS),
+    ],
+    "/v1/rerank": [
+        *({"model": "ranker", "query": "a", "documents": texts} for texts in TEXT_LISTS),
+        *({**RANK, **more} for more in ({"query": None}, {"query": ["a"]}, {"model": 1}, {"model": None})),
+        *({**RANK, "top_n": value} for value in (1, 9, None, 0, -1, True, "1", 1.5)),
+        *({**RANK, "return_documents": value} for value in (True, False, None, 1)),
+        *({**RANK, "rank_fields": value} for value in (None, ["text"], ["title"], [], "text")),
+        *({**RANK, "max_tokens_per_doc": 4096}, {**RANK, "max_tokens_per_doc": None}),
+        *({**RANK, "max_chunks_per_doc": 1}, {**RANK, "priority": 3}),
+    ],
+}
+SCORE_BODIES |= {"/v2/rerank": SCORE_BODIES["/v1/rerank"]}
+
+
+@pytest.mark.parametrize("path", SCORE_BODIES)
+@on_text_site(**RANKING)
+async def test_exactly_the_described_bodies_are_scored(site: TextSite, path: str) -> None:
+    """All forms of texts, pairs and fields."""
+    found = set()
+    for body in [*SCORE_BODIES[path], {}, [], "a"]:
         reply = await site.ask("POST", path, body)
         check(reply, "POST", path)
         assert (200 == reply.status) == is_described(path, body), body

@@ -9,7 +9,13 @@ import pytest
 from tests.pipeline.gateway.text_site import ENCODER, LISTED, NUMBERS, SENTENCES, TEXT, TOKENS
 
 from shapestream.gateway.errors import NotGiven
-from shapestream.gateway.text_ports import TextPorts, encoder_ports, text_ports, tokenizer_input
+from shapestream.gateway.text_ports import (
+    TextPorts,
+    encoder_ports,
+    most_tokens,
+    text_ports,
+    tokenizer_input,
+)
 from shapestream_engine.output_rules import Rows, Whole
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
@@ -92,7 +98,7 @@ def test_an_encoders_inputs_follow_from_the_tokens() -> None:
     """A mask of ones, types of zeros, each of its own element type; a mask that the server makes is left to it."""
     tokens = np.array([5, 6, 7])
     found = encoder_ports(ENCODER)
-    assert ("sentence_embedding", 512) == (found.embedding, found.most_tokens)
+    assert ("sentence_embedding", 512) == (found.embedding, most_tokens(ENCODER))
     inputs = found.inputs_of(tokens)
     assert {"input_ids": [[5, 6, 7]], "attention_mask": [[1, 1, 1]], "token_type_ids": [[0, 0, 0]]} == {
         name: array.tolist() for name, array in inputs.items()
@@ -105,7 +111,7 @@ def test_an_encoders_inputs_follow_from_the_tokens() -> None:
         out("embedding", "batch, 8"),
         inputs=[ids(shape="batch, seq"), ids("attention_mask", "f32", "batch, seq")],
     )
-    assert encoder_ports(open_).most_tokens is None
+    assert most_tokens(open_) is None
     assert np.float32 == encoder_ports(open_).inputs_of(tokens)["attention_mask"].dtype
 
 

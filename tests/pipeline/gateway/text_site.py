@@ -76,13 +76,38 @@ ENCODER = ModelSignature(
 )
 
 
+QUERY = _input("query", "str", "queries")
+COUNTS = (_output("tokens", "i64", "texts"), _output("uncut", "i64", "texts"))
+RANKER = ModelSignature("ranker", (TEXT, QUERY), (_output("score", "f32", "texts, 1"), *COUNTS))
+CLASSES = ModelSignature(
+    "classes", (TEXT, QUERY), (*_list("score", "f16", "labels"), _output("tokens", "i64", "texts"))
+)
+PAIR_TOKENS = ModelSignature("ranker.tokens", (TEXT, QUERY), (*_list("input_ids", "i64", "tokens"), *COUNTS))
+MOST_TOKENS = 12
+"""Tokens of a row, at most: the ranker cuts longer ones."""
+
+
+def logit(query: str, text: str) -> float:
+    """The ranker's number for a pair."""
+    return text.count(query) - len(text) / 8
+
+
+def labelled(text: str) -> list[float]:
+    """The numbers for the labels of a text."""
+    return [len(text), 1, text.count("a")]
+
+
 class TextSite:
     """Routes, and the server behind them."""
 
     def __init__(self, window_requests: int = 1024) -> None:
         self.error: RequestError | None = None
         """What each request ends with, if anything."""
+        self.not_a_number: int | None = None
+        """The text whose score is NaN."""
         self.most_at_once = 0
+        self.queries: list[list[str]] = []
+        """Those of each request to score texts, in order."""
         self.models: list[str] = []
         """Those that ran, in order."""
         self._running = 0
@@ -92,6 +117,9 @@ class TextSite:
             NUMBERS: lambda inputs: {"embedding": inputs["x"]},
             TOKENS: self._tokenise,
             ENCODER: self._encode,
+            RANKER: self._rank,
+            CLASSES: self._classify,
+            PAIR_TOKENS: self._tokenise,
         }
         self.server = ScriptedServer(
             *(
@@ -134,9 +162,39 @@ class TextSite:
 
     def _tokenise(self, inputs: Arrays) -> Arrays:
         lists = [[1, *map(ord, text)] for text in inputs["text"].tolist()]
-        return {
+        found = {
             "input_ids": np.array([*chain(*lists)]),
             "input_ids.shapes": np.array([[len(each)] for each in lists]),
+        }
+        if "query" not in inputs:
+            return found
+        assert [] == inputs["query"].tolist()
+        counts = np.array([*map(len, lists)])
+        return {**found, "tokens": counts, "uncut": counts}
+
+    def _rank(self, inputs: Arrays) -> Arrays:
+        texts, queries = inputs["text"].tolist(), inputs["query"].tolist()
+        self.queries.append(queries)
+        pairs = [
+            *zip(queries * (len(texts) if len(queries) == 1 else 1) or [""] * len(texts), texts, strict=True)
+        ]
+        uncut = np.array([3 + len(query) + len(text) for query, text in pairs])
+        score = np.array([[logit(*pair)] for pair in pairs], np.float32)
+        if self.not_a_number is not None:
+            score[self.not_a_number] = np.nan
+        return {
+            "score": score,
+            "tokens": np.minimum(uncut, MOST_TOKENS),
+            "uncut": uncut,
+        }
+
+    def _classify(self, inputs: Arrays) -> Arrays:
+        texts = inputs["text"].tolist()
+        self.queries.append(inputs["query"].tolist())
+        return {
+            "score": np.array([*chain(*map(labelled, texts))], np.float16),
+            "score.shapes": np.full((len(texts), 1), 3),
+            "tokens": np.ones(len(texts), np.int64),
         }
 
     def _encode(self, inputs: Arrays) -> Arrays:

@@ -791,6 +791,18 @@ def test_sizes_far_beyond_the_table_have_prices_of_their_own():
     assert predictions(costs, *asked) == pytest.approx(predictions(after, *asked), rel=0.011)
 
 
+def test_what_takes_longer_than_may_be_kept_is_not_kept():
+    """Of a call that nobody measured, months may be predicted; the rest is kept, and the server goes on."""
+    scale = 0.9 * MAX_SECONDS / seconds_of(16, 512)
+    costs = costs_with(("w", table(scale=scale)))
+    ran(costs, (16, 512), 3 * scale, 100)
+    costs["m"].observe(0, (16, 512), 4 * MAX_SECONDS, preparations=1)
+    assert predictions(costs, (16, 512))[0] > MAX_SECONDS
+    (learned,) = costs.learned(1.0)
+    assert 0 < len(learned.seconds)
+    assert MAX_SECONDS >= max([*learned.seconds.values(), *learned.preparation.values()])
+
+
 def test_a_first_call_is_believed_beside_a_node_that_takes_far_longer():
     """Seconds of a node that is not known vanish beside those of a known one, by rounding alone."""
     grid = Grid({(1, 4): LEAST_S, (4, 4): 1e9})
