@@ -89,10 +89,8 @@ def table(jobs: Sequence[Job]) -> str:
             per_s = f"{way.per_s:,.0f}" if way.per_s >= 10 else f"{way.per_s:.2f}"
             cpu = f"{way.cpu_ms:,.1f}" if way.cpu_ms < 100 else f"{way.cpu_ms:,.0f}"
             cells = [way.name, per_s, cpu]
-            if number:
-                cells = ["", *cells, ""]
-            else:
-                cells = [job.name, *(f"**{cell}**" for cell in cells), f"`{job.command}`"]
+            ours = [job.name, *(f"**{cell}**" for cell in cells), f"`{job.command}`"]
+            cells = ["", *cells, ""] if number else ours
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
