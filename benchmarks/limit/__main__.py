@@ -13,9 +13,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks import peer
-from benchmarks.limit import account, beside_peer
-from benchmarks.limit.contest import ALONE, POISSON_SHARE, Contest
+from benchmarks.limit import account
+from benchmarks.limit.contest import ALONE, Contest
 from benchmarks.limit.engine import read_minilm
 from benchmarks.limit.figures import BEST, HOT, WORKERS, latency, plain, throughput
 from benchmarks.limit.pipeline_run import TWO_WORKERS, ServerSetting, serving
@@ -46,9 +45,6 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are printed.")] = 3,
     saturated: Annotated[bool, typer.Option("--saturated", help="Rates only, no latencies.")] = False,
     trace: Annotated[str, typer.Option(help="Only this one: lognormal or docstrings.")] = "",
-    with_peer: Annotated[
-        bool, typer.Option("--peer", help=f"Random arrivals of the lognormal trace alone, {peer.OPTION_HELP}")
-    ] = False,
     with_account: Annotated[
         bool,
         typer.Option(
@@ -60,13 +56,6 @@ def main(
     console = Console(stderr=as_json)
     if smoke:
         seconds, rounds = 0.05, 1
-    if with_peer:
-        peer.demand_environment()
-        report = _beside_peer(seconds, rounds, smoke=smoke)
-        console.print(report.table())
-        if as_json:
-            print(json.dumps(report.plain(), indent=2))
-        return
     if with_account:
         reports, counts = _account(seconds, rounds, smoke=smoke)
         for each in reports:
@@ -99,22 +88,6 @@ def main(
             figures[measured.name] = plain(contest.outcome)
     if as_json:
         print(json.dumps(figures, indent=2))
-
-
-def _beside_peer(seconds: float, rounds: int, *, smoke: bool) -> Report:
-    """Our best placements beside the peer."""
-    settings = {way: setting for way, setting in _settings(smoke=smoke).items() if way in (BEST, WORKERS)}
-    measured, practice = _divide(lognormal(round((1 + PRACTICE_SHARE) * seconds * TOKENS_PER_S)))
-    with tempfile.TemporaryDirectory(prefix="ss-limit-") as name:
-        return beside_peer.measure(
-            read_minilm(),
-            settings,
-            measured,
-            practice,
-            Path(name),
-            rounds=rounds,
-            seconds=POISSON_SHARE * seconds,
-        )
 
 
 def _account(seconds: float, rounds: int, *, smoke: bool) -> tuple[list[Report], dict[str, int]]:

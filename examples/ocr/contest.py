@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import psutil
 import trio
@@ -45,6 +46,11 @@ class Contender:
         self.seconds.append(time.perf_counter() - began)
         self.cpu_s.append(_cpu_s() - cpu_s)
 
+    def row(self, pages: int) -> dict[str, Any]:
+        """Medians of the rounds, for a script."""
+        per_s, cpu_s = pages / statistics.median(self.seconds), statistics.median(self.cpu_s) / pages
+        return {"way": self.name, "pages per s": per_s, "CPU s per page": cpu_s}
+
 
 @dataclass(slots=True, kw_only=True)
 class Chain:
@@ -79,8 +85,11 @@ async def measure(
     plain: Plain,
     package: Package,
     rounds: int,
-) -> None:
-    """Print two tables, of lines as wide as they are and of lines as the package fills them up; and a page alone."""
+) -> list[dict[str, Any]]:
+    """Print two tables, of lines as wide as they are and of lines as the package fills them up; and a page alone.
+
+    Returns a row for each way: its name, pages per second, and seconds of CPU per page.
+    """
     best_rows = await trio.to_thread.run_sync(measure_best_rows, plain)
     console.print(f"\nrows of a call with the least time per line, by width: {best_rows}")
     page_s: dict[str, list[float]] = {"chain": [], "plain": []}
@@ -134,6 +143,7 @@ async def measure(
     one, other = (1e3 * statistics.median(page_s[name]) for name in ("chain", "plain"))
     console.print(f"one page at a time, p50: chain ocr {one:.0f} ms, plain OpenVINO {other:.0f} ms")
     _tell_first(console, tables[0][0], tables[1][-2:])
+    return [each.row(len(pages)) for each in contenders]
 
 
 def _tell_first(console: Console, chain: Contender, others: Sequence[Contender]) -> None:

@@ -1,6 +1,6 @@
 """Pages through a chain of three models with real weights, beside the package that these come from.
 
-    python -m examples.ocr.run [--quick] [--rounds N] [--pages N] [--config FILE] [--out FOLDER]
+    python -m examples.ocr.run [--quick] [--rounds N] [--pages N] [--config FILE] [--out FOLDER] [--json FILE]
 
 Starts `shapestream serve configs/ocr.yaml` and streams pages that are drawn here. Each answer is compared with the stages
 run alone; boxes and texts are compared with the package's, and with what was drawn. Then all ways to read the pages are
@@ -10,6 +10,7 @@ measured in turn. The exit status says whether all was right.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,6 +80,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds of measuring ({ROUNDS})")
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "ocr.yaml", help="what to serve")
     parser.add_argument("--out", type=Path, default=ROOT / ".demo", help="folder for ocr.png and ocr.log")
+    parser.add_argument("--json", type=Path, help="write what was measured here, too")
     return parser.parse_args(arguments)
 
 
@@ -110,7 +112,9 @@ async def _use(
     draw(pages[:MOST_DRAWN], ours[:MOST_DRAWN], sheet)
     console.print(f"drew {min(MOST_DRAWN, len(pages))} pages: {sheet}")
     if not options.quick:
-        await measure(console, client, pages, plain, package, options.rounds)
+        rows = await measure(console, client, pages, plain, package, options.rounds)
+        if options.json is not None:
+            options.json.write_text(json.dumps(rows))
     return right
 
 

@@ -76,6 +76,19 @@ def chains(figures: Any) -> None:
     assert all(row["p99 beside"] > 0 for row in mixed["rows"])
 
 
+def moderate(figures: Any) -> None:
+    """Saturated, and five loads by the same arrivals; each answer is compared."""
+    peak, *loads = figures
+    ways = ["in process", "two workers", "plain OpenVINO"]
+    assert ways == [row["way"] for row in peak["rows"]]
+    assert 5 == len(loads)
+    for load in loads:
+        assert [*ways, *(f"{way} / plain OpenVINO" for way in ways[:2])] == [
+            row["way"] for row in load["rows"]
+        ]
+        assert all(0 < float(row["p50, ms"]) <= float(row["p99, ms"]) for row in load["rows"][:3])
+
+
 def scheduler(figures: Any) -> None:
     """Real events to the pure core, in a steady state: everything that arrives is delivered."""
     rows = figures["rows"]
@@ -84,7 +97,7 @@ def scheduler(figures: Any) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("promises", [limit, account, memory, chains, gateway, scheduler])
+@pytest.mark.parametrize("promises", [limit, account, memory, chains, gateway, moderate, scheduler])
 def test_a_benchmark_runs_and_reports(promises: Callable[[Any], None]) -> None:
     """As a smoke run, in a process of its own."""
     more = {limit: ("limit", "--trace", "lognormal"), account: ("limit", "--account")}
