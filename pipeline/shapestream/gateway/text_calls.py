@@ -6,6 +6,7 @@ length. They are all under way at once, up to a number, and within the caller's 
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -43,6 +44,9 @@ from shapestream.web.messages import HttpRequest
 from shapestream.web.quotas import BeyondQuota, Quotas
 from shapestream_engine.layout import value
 
+PRIORITY, TIMEOUT_MS = "x-request-priority", "x-request-timeout-ms"
+"""Headers of a caller's request: its priority among the caller's own, and milliseconds until its answer is of no use."""
+
 MOST_IN_FLIGHT = 256
 """Requests of one caller's request at the server at once: half of the share of one caller."""
 
@@ -66,6 +70,39 @@ class Scored:
     tokens: int
     """Tokens of all rows together, with their queries; 0 where the model does not count them."""
     request_id: str
+
+
+@value
+class Terms:
+    """What a caller's headers say of its request."""
+
+    due: float | None
+    """When its answer is of no use any more, by trio's clock."""
+    priority: int
+
+    @classmethod
+    def of(cls, request: HttpRequest) -> Terms:
+        """Read the headers. Raises `InvalidRequest`."""
+        timeout_ms = _number(request, TIMEOUT_MS)
+        if timeout_ms is not None and timeout_ms <= 0:
+            raise InvalidRequest(
+                f"the header {TIMEOUT_MS} is a number of milliseconds from 1, not {timeout_ms}"
+            )
+        due = None if timeout_ms is None else trio.current_time() + timeout_ms / 1e3
+        return cls(due=due, priority=_number(request, PRIORITY) or 0)
+
+
+def _number(request: HttpRequest, header: str) -> int | None:
+    """Return a header that is an integer, None where the request has none. Raises `InvalidRequest`."""
+    text = request.headers.get(header)
+    if text is None:
+        return None
+    if _INTEGER.fullmatch(text) is None:
+        raise InvalidRequest(f"the header {header} is an integer of at most 9 digits, not {text[:40]!r}")
+    return int(text)
+
+
+_INTEGER = re.compile("-?[0-9]{1,9}", re.ASCII)
 
 
 class TextCalls:
@@ -197,6 +234,7 @@ class TextCalls:
     ) -> Sequence[Result]:
         results: dict[int, Result] = {}
         failures: list[RequestError] = []
+        terms = Terms.of(request)
         unsent = deque(enumerate(inputs.lists))
         async with trio.open_nursery() as nursery:
 
@@ -205,7 +243,11 @@ class TextCalls:
                     index, tokens = unsent.popleft()
                     try:
                         results[index] = await self._infer(
-                            self._service.encoder, ports.inputs_of(tokens), request, together=len(inputs)
+                            self._service.encoder,
+                            ports.inputs_of(tokens),
+                            request,
+                            terms,
+                            together=len(inputs),
                         )
                     except BeyondQuota as error:
                         if len(nursery.child_tasks) > 1:
@@ -225,12 +267,21 @@ class TextCalls:
         return [results[index] for index in range(len(inputs))]
 
     async def _infer(
-        self, model: str, inputs: Mapping[str, Any], request: HttpRequest, *, together: int = 1
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        request: HttpRequest,
+        terms: Terms | None = None,
+        *,
+        together: int = 1,
     ) -> Result:
+        terms = terms or Terms.of(request)
         with self._in_flight.one(request.peer):
             return await self._client.infer(
                 model,
                 inputs,
+                deadline=None if terms.due is None else max(0.0, terms.due - trio.current_time()),
+                priority=terms.priority,
                 request_id=own_id(request.headers.get(OWN_ID)),
                 trace=request.headers,
                 caller=request.peer,

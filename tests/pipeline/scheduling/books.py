@@ -79,11 +79,11 @@ class Known:
     def equals(self, other: Known) -> bool:
         """Whether the two are first come, first served."""
         mine, its = self.arrival, other.arrival
-        return (self.shape, self.empty, mine.client, mine.priority) == (
-            other.shape,
-            other.empty,
+        return (mine.sizes, mine.client, mine.priority, mine.submitted) == (
+            its.sizes,
             its.client,
             its.priority,
+            its.submitted,
         )
 
     @property

@@ -53,6 +53,7 @@ def _turn(model: st.SearchStrategy[str]) -> st.SearchStrategy[list[tuple[object,
             st.sampled_from([1, 1, 2, 10, 10, 10, 10, 70, MAX_QUEUED_BYTES + 1]),
             st.sampled_from([None, None, None, None, None, 0.0, 0.3, 1.0, 3.0]),
             st.sampled_from([0, 0, 0, 0, 1, -1, 40]),
+            st.sampled_from([1, 1, 1, 5]),
         ),
         min_size=2,
         max_size=9,
@@ -109,7 +110,7 @@ class SchedulerMachine(Referee):
     def requests_arrive(self, specs) -> None:
         """Requests of all kinds arrive in one turn."""
         arrivals = []
-        for model, sizes, client, nbytes, remaining, priority in specs:
+        for model, sizes, client, nbytes, remaining, priority, submitted in specs:
             dimensions = len(PROFILES[model].dimensions) if model in PROFILES else 2
             arrivals.append(
                 Arrival(
@@ -120,6 +121,7 @@ class SchedulerMachine(Referee):
                     nbytes=nbytes,
                     deadline=None if remaining is None else self.now + remaining,
                     priority=priority,
+                    submitted=submitted,
                 )
             )
         queued_before = [known for known in self._queued() if not self._is_late(known.arrival.id)]
@@ -361,7 +363,7 @@ class SchedulerMachine(Referee):
             if running.cancelled or running.hung or not running.wanted:
                 return
             answered = [self.known[id_].arrival for id_ in sorted(running.wanted)]
-            alike = [(a.model, a.sizes, a.client, 1, None, a.priority) for a in answered]
+            alike = [(a.model, a.sizes, a.client, 1, None, a.priority, a.submitted) for a in answered]
             if not turn and more:
                 self.requests_arrive(specs=alike[:more])
             self._finish(running, 0.4)
