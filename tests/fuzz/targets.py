@@ -28,7 +28,18 @@ from shapestream.gateway.openai_api import (
     openai_error,
     read_request,
 )
-from shapestream.gateway.tei_api import read_embed, read_tokenize, tei_error
+from shapestream.gateway.rerank_api import RankingRequest, ranking_response, read_ranking
+from shapestream.gateway.tei_api import (
+    PredictRequest,
+    RerankRequest,
+    predict_response,
+    read_embed,
+    read_predict,
+    read_rerank,
+    read_tokenize,
+    rerank_response,
+    tei_error,
+)
 from shapestream.gateway.text_bodies import MOST_TEXTS, Texts
 from shapestream.serving.served_models import ServedModels
 from shapestream.settings import load_settings
@@ -251,6 +262,35 @@ def text_bodies(data: bytes) -> None:
         if isinstance(asked, EmbeddingsRequest):
             response = at_once(embeddings_response(asked, np.ones((len(inputs), 2), np.float32), 0, "i"))
             assert len(inputs) == len(json.loads(b"".join(response.body))["data"])
+    _score_bodies(data)
+
+
+def _score_bodies(data: bytes) -> None:
+    """A body of texts that are to be scored, by TEI's and Cohere's APIs. What is taken can be answered."""
+    for read, form in ((read_rerank, tei_error), (read_predict, tei_error), (read_ranking, openai_error)):
+        try:
+            asked: RerankRequest | PredictRequest | RankingRequest = read(data)
+        except (RequestError, HttpError) as error:
+            refused = error_answer(form(error))
+            assert refused.status in TEXT_STATUSES
+            assert "error" in json.loads(b"".join(refused.body))
+            continue
+        texts, queries = asked.pairs.texts, asked.pairs.queries
+        assert 1 <= len(texts) <= MOST_TEXTS
+        assert len(queries) in (0, 1, len(texts))
+        for strings in (texts, queries):
+            string_arrays.pack("str", np.array(strings, object))
+        logits = np.ones((len(texts), 1), np.float32)
+        match asked:
+            case RerankRequest():
+                found = json.loads(b"".join(at_once(rerank_response(asked, logits, "i")).body))
+            case PredictRequest():
+                found = json.loads(b"".join(at_once(predict_response(asked, logits, (), "i")).body))
+                found = found if asked.is_list else [found]
+            case RankingRequest():
+                answer = json.loads(b"".join(at_once(ranking_response(asked, logits, 0, "i")).body))
+                found = answer["results"]
+        assert min(len(texts), getattr(asked, "top_n", None) or len(texts)) == len(found)
 
 
 def settings(data: bytes) -> None:

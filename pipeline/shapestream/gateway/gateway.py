@@ -36,7 +36,7 @@ class GatewayOptions(ForwardingOptions):
     tls: ssl.SSLContext | None = None
     limits: HttpLimits = field(default_factory=HttpLimits)
     services: TextServices = field(default_factory=TextServices)
-    """The models that embed texts for clients of OpenAI's and TEI's APIs."""
+    """The models of texts for clients of OpenAI's, Cohere's and TEI's APIs."""
 
 
 async def run_gateway(

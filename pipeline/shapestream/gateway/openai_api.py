@@ -106,13 +106,13 @@ def model_page(name: str) -> dict[str, Any]:
 
 
 def models_page(names: Iterable[str]) -> dict[str, Any]:
-    """Return the list of the models that embed texts."""
+    """Return the list of the models of texts."""
     return {"object": "list", "data": [model_page(name) for name in names]}
 
 
 def unknown_model(name: str, names: Iterable[str]) -> UnknownModel:
     """Return the error for a name that no model here has."""
-    return UnknownModel(f"no model for embeddings is called {name[:200]!r}; there is {', '.join(names)}")
+    return UnknownModel(f"no model of texts is called {name[:200]!r}; there is {', '.join(names)}")
 
 
 # ---------------------------------------------------------------- errors

@@ -75,9 +75,9 @@ class HttpSettings(GatewaySettings):
     openai: Annotated[tuple[str, ...], BeforeValidator(read_list, json_schema_input_type=str | list[str])] = (
         Field(default=(), strict=False)
     )
-    """Names of the models and chains that embed texts, at OpenAI's /v1/embeddings. Default: none."""
+    """Names of models and chains of texts, at OpenAI's /v1/embeddings and Cohere's /v1/rerank. Default: none."""
     tei: str | None = None
-    """Name of the model or chain behind the endpoints of text-embeddings-inference: /embed and more. Default: none."""
+    """Name of the model or chain behind the endpoints of text-embeddings-inference: /embed or /rerank. Default: none."""
 
     def services(self) -> Iterator[tuple[Location, str]]:
         """Yield the models and chains that endpoints for texts name, each with its place."""
