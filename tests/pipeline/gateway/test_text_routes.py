@@ -49,6 +49,48 @@ async def test_all_texts_are_one_request_of_the_chain(site: TextSite) -> None:
     assert [tags] == [request.tags for request in site.server.requests]
 
 
+@pytest.mark.parametrize("inputs", [TEXTS, [[1, 2], [3]]], ids=["texts", "tokens"])
+@on_text_site(**BOTH)
+async def test_headers_have_priority_and_deadline(site: TextSite, inputs: Any) -> None:
+    """Of each request that becomes of the call; those who wait for longer get 504, as each API tells it."""
+    headers = {"x-request-priority": "-3", "x-request-timeout-ms": "2500"}
+    fields = {"/v1/embeddings": "input", "/embed": "inputs"}
+    for path, field in fields.items():
+        reply = await site.ask("POST", path, {"model": "sentences", field: inputs}, headers)
+        assert 200 == reply.status
+    asked = site.server.requests
+    assert {-3} == {request.priority for request in asked}
+    assert 2500 == max(request.remaining_ms for request in asked)
+    assert 1500 <= min(request.remaining_ms for request in asked)  # the first one opened its model
+    site.server.hold()
+    late = [
+        await site.ask("POST", path, {"model": "sentences", field: inputs}, headers)
+        for path, field in fields.items()
+    ]
+    assert [504, 504] == [reply.status for reply in late]
+    assert "deadline_exceeded" == late[0].content["error"]["code"]
+
+
+@pytest.mark.parametrize(
+    ("header", "text"),
+    [
+        ("x-request-priority", "high"),
+        ("x-request-priority", "1.5"),
+        ("x-request-priority", "9" * 10),
+        ("x-request-timeout-ms", "0"),
+        ("x-request-timeout-ms", "-1"),
+        ("x-request-timeout-ms", "2s"),
+    ],
+)
+@on_text_site(**BOTH)
+async def test_headers_that_are_no_numbers_are_refused(site: TextSite, header: str, text: str) -> None:
+    """With the header's name, and nothing is sent."""
+    reply = await site.ask("POST", "/v1/embeddings", openai(TEXTS), {header: text})
+    assert 400 == reply.status
+    assert f"the header {header} is " in reply.content["error"]["message"]
+    assert not site.server.requests
+
+
 @on_text_site(**BOTH)
 async def test_a_list_of_vectors_is_as_good_as_a_tensor(site: TextSite) -> None:
     """Of the model by whose name the caller asks."""
