@@ -512,7 +512,7 @@ class Recovery:
         self.ledger.put_back([request], now)
         queue = self._queues[request.model]
         self._isolation.suspect(request, queue, self.call_s([request]))
-        self._queues.wait(queue)
+        self._queues.waiting[queue] = None
 
     def _run_again(self, group: list[Request], now: float, actions: list[Action]) -> None:
         if self._has_nowhere_to_run(group, now, actions):
@@ -520,7 +520,7 @@ class Recovery:
         self.ledger.put_back(group, now)
         queue = self._queues[group[0].model]
         queue.put_rerun(group, self.call_s(group))
-        self._queues.wait(queue)
+        self._queues.waiting[queue] = None
 
     def _has_nowhere_to_run(self, group: Sequence[Request], now: float, actions: list[Action]) -> bool:
         """Answer a group whose model is unavailable, and whose last slot closes or is gone."""

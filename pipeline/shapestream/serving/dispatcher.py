@@ -41,8 +41,8 @@ from shapestream.scheduling.actions import (
 )
 from shapestream.scheduling.batches import Batch, Submitted
 from shapestream.scheduling.bundles import BUNDLE_S
+from shapestream.scheduling.queueing import Occupancy
 from shapestream.scheduling.scheduler import Scheduler
-from shapestream.scheduling.scheduler_statistics import Occupancy
 from shapestream.serving.audits import AuditBook, AuditRun
 from shapestream.serving.chain_desk import SLICE, ChainDesk, ChainRequest
 from shapestream.serving.ends import (
