@@ -144,6 +144,11 @@ class Isolation:
         if self._told is not None and self._told.request.id == id_:
             self._told.known = True
 
+    @property
+    def told_at(self) -> float | None:
+        """When the client was told that has not said yet that it knows; None while no suspect waits for that."""
+        return None if self._told is None or self._told.known else self._told.at
+
     def _let_go(self, worker: SlotGroup) -> None:
         if worker.in_server:
             self._told = None

@@ -403,6 +403,11 @@ class Scheduler:
         """Return the decisions about a recent request that its usual way does not explain, oldest first."""
         return self._troubles.of(id)
 
+    @property
+    def lone_run_told_at(self) -> float | None:
+        """When `TellLoneRun` was said last, while a suspect waits for `LoneRunKnown`; None otherwise."""
+        return self._isolation.told_at
+
     def statistics(self, now: float | None = None) -> SchedulerStatistics:
         """Return the state now; None: at the last event."""
         queues, admission = self._queues, self._admission
