@@ -342,19 +342,6 @@ def _reruns_first(patches: Patches) -> None:
     patches.set(scheduler, "by_rerun", lambda request: (-inf, request.order))
 
 
-def _predicted_hangs(patches: Patches) -> None:
-    """A batch hangs by its prediction alone, not by how long batches of its model took."""
-
-    def limit_s(self: Any, batch: Any) -> Any:
-        own_s = batch.queue.profile.hang_after_s
-        if own_s is not None:
-            return own_s
-        predicted_s = batch.predicted_s
-        return self.limits.first_call_s if predicted_s is None else self._limit_s(0.0, predicted_s)
-
-    patches.set(hang_watch.HangWatch, "limit_s", limit_s)
-
-
 # ------------------------------------------------------------ the list
 
 
@@ -546,6 +533,8 @@ MECHANISMS: dict[str, Mechanism] = {
         off=lambda patches: patches.set(recovery, "_parts", _in_the_middle), scenarios=FAILING
     ),
     "parts wait for their turn": Mechanism(off=_reruns_first, scenarios=FAILING),
-    "hang limit, learned part": Mechanism(off=_predicted_hangs, watched="hangs", scenarios=WILD),
+    "hang limit, learned part": Mechanism(
+        off=returns(None, hang_watch.HangWatch, "observe"), watched="hangs", scenarios=WILD
+    ),
 }  # fmt: skip
 """Ablations by name. A name with a colon puts another value or another way in the place of the mechanism."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from math import inf, isfinite
+from math import isfinite
 
 from shapestream.scheduling.cost_grid import Sizes, elements_of
 from shapestream.scheduling.deadlines import Deadlines
@@ -40,7 +40,7 @@ MOST_SLOTS = 8
 
 
 class AnswerWaits:
-    """Decides which free slots wait for requests that follow answers."""
+    """Decides which free slots wait for requests that follow answers. It is asked while they do (`Returns.after_s`)."""
 
     __slots__ = ("_deadlines", "_pools")
 
@@ -51,7 +51,7 @@ class AnswerWaits:
     def is_awaited(self, anchor: Request, queue: ModelQueue, slot: Slot, now: float) -> bool:
         """Tell whether a free slot waits before it takes the request whose turn it is; if so, its queue notes the wait."""
         returns = queue.returns
-        if returns.after_s == inf or queue.awaited is not None or (last := slot.answered) is None:
+        if queue.awaited is not None or (last := slot.answered) is None:
             return False
         name = queue.name
         free = [other.answered for other in islice(self._pools[name].free.values(), MOST_SLOTS + 1)]
@@ -73,7 +73,7 @@ class AnswerWaits:
         """Tell whether a slot will wait when its batch is over, before it takes the request whose turn it is now."""
         batch = slot.batch
         assert batch is not None
-        if batch.queue is not queue or queue.returns.after_s == inf:
+        if batch.queue is not queue:
             return False
         rows = sum([request.rows for request in batch.members if request.state is RUNNING])
         ran_s = batch.ends_at - batch.started
@@ -125,7 +125,7 @@ def saved_s(
     """
     profile = costs.profile
     joined = min(more_rows, profile.max_batch - rows)
-    if joined <= 0 or not costs.measured:
+    if joined <= 0 or not costs.worker_class.measured:
         return 0.0
     if any(
         own != other and not padded for own, other, padded in zip(shape, more_shape, paddable, strict=True)

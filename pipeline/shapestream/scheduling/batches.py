@@ -129,6 +129,7 @@ class Batch:
         "inputs",
         "left_out",
         "members",
+        "model",
         "predicted_s",
         "prefetch_at",
         "queue",
@@ -169,6 +170,7 @@ class Batch:
         self.slot = slot
         """Its `Slot`. (slots.py imports this file.)"""
         self.queue = queue
+        self.model = queue.name
         self.members = members
         """The scheduler's requests. An audit has none."""
         self.arrivals: Sequence[Submitted] = [request.arrival for request in members]
@@ -206,11 +208,6 @@ class Batch:
     def ids(self) -> tuple[int, ...]:
         """The members by id."""
         return tuple([arrival.id for arrival in self.arrivals])
-
-    @property
-    def model(self) -> str:
-        """The name of its model."""
-        return self.queue.name
 
     @property
     def is_behind(self) -> bool:

@@ -23,6 +23,7 @@ A bundle promises nothing as a whole. Each of its batches has its own report, ha
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Protocol, TypeAlias
 
 from shapestream.scheduling.actions import Action
@@ -121,7 +122,9 @@ class Bundles:
             queue, pool = queues[request.model], pools[request.model]
             slot = min([slot for slot in growing if pool in slot.pools], key=lambda slot: slot.free_at(now))
             cut = None if request.arrival.suspect else self.alone(request, queue, slot, now)
-            if cut is None or self._waits.will_be_awaited(request, queue, slot):
+            if cut is None or (
+                queue.returns.after_s < inf and self._waits.will_be_awaited(request, queue, slot)
+            ):
                 return
             self._dispatch(request, queue, slot, now, actions, handed, cut)
             if not self._may_grow(slot, now):
@@ -161,7 +164,7 @@ class Bundles:
         if len(cut.members) > 1:
             self._plan.forget(request.bucket.lane)
             return None
-        return cut if costs.measured and slowdown * cut.seconds <= BUNDLE_S else None
+        return cut if costs.worker_class.measured and slowdown * cut.seconds <= BUNDLE_S else None
 
 
 def most_calls(queue: ModelQueue, now: float) -> int:

@@ -147,8 +147,12 @@ class ModelCosts:
         costs.met(rows, shape)
         if self.steps is not None:
             self.steps.ran(sizes)
-        self.mean_batch_s = _moved(self.mean_batch_s, busy_s)
-        self.mean_request_s = _moved(self.mean_request_s, busy_s / (requests or 1))
+        each_s = busy_s / (requests or 1)
+        if self.mean_batch_s is None or self.mean_request_s is None:
+            self.mean_batch_s, self.mean_request_s = busy_s, each_s
+        else:
+            self.mean_batch_s += WEIGHT * (busy_s - self.mean_batch_s)
+            self.mean_request_s += WEIGHT * (each_s - self.mean_request_s)
 
     # ------------------------------------------------------------ predictions
 
@@ -161,7 +165,7 @@ class ModelCosts:
         usual = self.on()
         own = self._slots.get(slot, usual)
         if own.worker_class is usual.worker_class:
-            return own.slowdown if own.measured else None
+            return own.slowdown if own.worker_class.measured else None
         here_s, usual_s = self.batch_s(sizes, slot), self.batch_s(sizes)
         return here_s / usual_s if here_s and usual_s else None
 
@@ -211,10 +215,6 @@ class ModelCosts:
     def _parted(self, sizes: Sizes) -> tuple[int, Sizes]:
         """Split sizes into rows and shape."""
         return (sizes[0], sizes[1:]) if self.profile.has_batch else (1, sizes)
-
-
-def _moved(mean: float | None, newest: float) -> float:
-    return newest if mean is None else mean + WEIGHT * (newest - mean)
 
 
 class CostModel(dict[str, ModelCosts]):

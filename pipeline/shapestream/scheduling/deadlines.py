@@ -55,25 +55,20 @@ class Refusal(NamedTuple):
     """The bound that was met, where the code is `overloaded`."""
 
 
-class Deadlines:
-    """The live requests that have a deadline, and the rules by which they end early."""
+class Deadlines(LazyHeap):
+    """The live requests that have a deadline, and the rules by which they end early.
 
-    __slots__ = ("_first", "_pools", "_refused_at")
+    Their order: while they wait, by when not even an optimistic prediction would start them any more; else by deadline.
+    """
+
+    __slots__ = ("_pools", "_refused_at")
 
     def __init__(self, pools: Mapping[str, SlotPool]) -> None:
+        """`pools`: the slots of each model."""
+        super().__init__(RUNNING)
         self._pools = pools
-        self._first = LazyHeap(RUNNING)
-        """By when not even an optimistic prediction would start them any more, while they wait; by their deadline
-        otherwise."""
         self._refused_at: dict[str, float] = {}
         """By model, the last time that a request was refused because of its predicted wait."""
-
-    def __len__(self) -> int:
-        return len(self._first)
-
-    def living(self) -> list[Request]:
-        """Return every live request with a deadline; for checks only."""
-        return self._first.living()
 
     # ------------------------------------------------------------ on arrival
 
@@ -167,7 +162,7 @@ class Deadlines:
         """
         start_by = deadline - then_s - OPTIMISM * (self._alone_s(request.arrival.sizes, queue) or 0.0)
         # What was let in although its prediction is too long is tried until its deadline.
-        self._first.push(start_by if start_by > request.arrived else deadline, request)
+        self.push(start_by if start_by > request.arrived else deadline, request)
 
     def wait_until(self, arrival: Arrival, queue: ModelQueue, now: float) -> float:
         """Return until when a request may wait for others to share its call."""
@@ -183,23 +178,19 @@ class Deadlines:
 
     def due(self, now: float) -> Request | None:
         """Return a request whose deadline has passed, or, while it waits, cannot be met any more; None if there is none."""
-        while self._first.entries and (first := self._first.first()) is not None and first[0] <= now:
+        while (first := self.first()) is not None and first[0] <= now:
             request = first[2]
             deadline = request.deadline
             if deadline is None or deadline <= now or request.state is not RUNNING:
                 return request
             # It left the queue in time; now its deadline itself counts.
-            self._first.postpone(deadline)
+            self.postpone(deadline)
         return None
 
     def next(self) -> float | None:
         """Return the time to look again; None if no live request has a deadline."""
-        first = self._first.first() if self._first.entries else None
+        first = self.first()
         return None if first is None else first[0]
-
-    def shrink(self, living: int) -> None:
-        """Drop the requests that have ended, if they outnumber the `living` ones."""
-        self._first.shrink(living)
 
     # ------------------------------------------------------------ in its turn
 

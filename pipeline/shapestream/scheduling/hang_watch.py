@@ -64,7 +64,7 @@ class HangWatch:
         """Learn from the time that a batch took."""
         if self.limits is None:
             return
-        model = batch.queue.name
+        model = batch.model
         times = self._busy.get(model)
         if times is None:
             times = self._busy[model] = _BusyTimes(measured=batch.predicted_s is not None)
@@ -89,20 +89,15 @@ class HangWatch:
         if own_s is not None:
             return own_s
         first_s = self.limits.first_call_s
-        times = self._busy.get(batch.queue.name)
+        times = self._busy.get(batch.model)
+        p99_s = 0.0 if times is None or times.count < ENOUGH else times.p99_s
         predicted_s = batch.predicted_s
-        if times is None or (predicted_s is None and times.count < ENOUGH):
-            return first_s if predicted_s is None else self._limit_s(0.0, predicted_s)
-        limit_s = self._limit_s(times.p99_s if times.count >= ENOUGH else 0.0, predicted_s or 0.0)
-        return max(limit_s, first_s) if times.new_to(batch) else limit_s
-
-    def _limit_s(self, p99_s: float, predicted_s: float) -> float:
-        """Return the seconds after which a batch hangs, by its model's p99 and its own prediction; 0.0 where one is
-        unknown."""
-        assert self.limits is not None
-        times_s = max(TIMES_P99 * p99_s, TIMES_PREDICTED * predicted_s)
-        most_s = TIMES_AT_MOST * max(p99_s, predicted_s) + self.limits.first_call_s
-        return max(self.limits.min_s, min(times_s, most_s))
+        if predicted_s is None and (times is None or times.count < ENOUGH):
+            return first_s
+        longest_s = max(p99_s, predicted_s or 0.0)
+        times_s = max(TIMES_P99 * p99_s, TIMES_PREDICTED * (predicted_s or 0.0))
+        limit_s = max(self.limits.min_s, min(times_s, TIMES_AT_MOST * longest_s + first_s))
+        return max(limit_s, first_s) if times is not None and times.new_to(batch) else limit_s
 
     def look(self, batches: Iterable[Batch], now: float) -> list[Batch]:
         """Return the running batches against which it is time to take the next step, which the caller takes."""

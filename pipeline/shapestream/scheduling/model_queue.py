@@ -7,7 +7,7 @@ failed wait in fixed groups (`reruns`), suspects by themselves. Every change kee
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 from math import inf, prod
@@ -29,12 +29,12 @@ from shapestream.scheduling.queueing import (
     ClientFlow,
     Lane,
     LazyHeap,
+    Occupancy,
     Request,
     Turns,
     by_rerun,
     nanoseconds,
 )
-from shapestream.scheduling.scheduler_statistics import Occupancy
 
 
 class AnsweredBatch(NamedTuple):
@@ -328,8 +328,13 @@ class ModelQueue:
     def _remove(self, requests: Sequence[Request]) -> dict[ClientFlow, float]:
         """Take requests out of buckets and flows. Return their predicted seconds of all slots, by flow."""
         left: dict[ClientFlow, float] = {}
+        touched: dict[Bucket, None] = {}
         rows = cost_ns = 0
         for request in requests:
+            bucket = request.bucket
+            bucket.count -= 1
+            bucket.rows -= request.rows
+            touched[bucket] = None
             rows += request.rows
             cost_ns += request.cost_ns
             flow = request.flow
@@ -339,8 +344,15 @@ class ModelQueue:
         self.count -= len(requests)
         self.rows -= rows
         self._cost_ns -= cost_ns
-        self._unlist(requests, left)
+        for bucket in touched:
+            bucket.drop_dead()
+            if not bucket.count:
+                self._close_bucket(bucket)
+            elif self.full and bucket.rows < self.profile.max_batch:
+                self.full.pop(bucket.name, None)
+        self.turns.shrink(self.count)
         for flow, share_s in left.items():
+            flow.requests.shrink(flow.queued)
             if not flow.queued:
                 flow.run_empty()
                 continue
@@ -350,25 +362,6 @@ class ModelQueue:
         if self.delay_s:
             self.due.shrink(self.count)
         return left
-
-    def _unlist(self, requests: Sequence[Request], flows: Iterable[ClientFlow]) -> None:
-        """Take requests of these flows out of their buckets."""
-        touched: dict[Bucket, None] = {}
-        for request in requests:
-            bucket = request.bucket
-            bucket.count -= 1
-            bucket.rows -= request.rows
-            touched[bucket] = None
-        for flow in flows:
-            flow.requests.shrink(flow.queued)
-        for bucket in touched:
-            bucket.drop_dead()
-            if bucket.count:
-                if self.full and bucket.rows < self.profile.max_batch:
-                    self.full.pop(bucket.name, None)
-            else:
-                self._close_bucket(bucket)
-        self.turns.shrink(self.count)
 
     def _close_bucket(self, bucket: Bucket) -> None:
         del self.buckets[bucket.name]
@@ -498,16 +491,11 @@ class Queues(dict[str, ModelQueue]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._waiting: dict[ModelQueue, None] = {}
-        self.waiting: Collection[ModelQueue] = self._waiting.keys()
-        """The queues in which requests wait, and those that ran empty since `forget_empty`."""
-
-    def wait(self, queue: ModelQueue) -> None:
-        """Note that a request waits in this queue."""
-        self._waiting[queue] = None
+        self.waiting: dict[ModelQueue, None] = {}
+        """The queues in which requests wait, and those that ran empty since `forget_empty`; each request adds its own."""
 
     def forget_empty(self) -> None:
         """Forget the queues that have run empty, until a request waits there again."""
-        for queue in [*self._waiting]:
+        for queue in [*self.waiting]:
             if not (queue.count or queue.rerun_count or queue.suspect_count):
-                del self._waiting[queue]
+                del self.waiting[queue]

@@ -39,7 +39,7 @@ from shapestream.scheduling.segments import NEVER, SegmentLimits, Window, are_ne
 from shapestream.scheduling.slots import Slot, SlotPool
 from shapestream.scheduling.tries import tried_rows
 from shapestream.scheduling.worker_class import BATCH_S
-from shapestream.scheduling.worker_costs import WorkerCosts
+from shapestream.scheduling.worker_costs import Call, WorkerCosts
 
 DELAYED = 2.0
 """Requests that a batch delays besides its members, per request that waits: half of these, and all that arrive before
@@ -69,7 +69,9 @@ class Cut(NamedTuple):
     def started(self, costs: WorkerCosts) -> None:
         """Note that the device meets the call's shape. That of a request that an audit runs alone counts under no cap."""
         if costs.rounding is None:
-            if costs.prepares and self.shape == self.largest:  # a larger shape was prepared before
+            if (
+                costs.worker_class.new.measured and self.shape == self.largest
+            ):  # a larger shape was prepared before
                 costs.started(self.rows, self.largest)
         elif self.reason is not CutReason.AUDITED:
             costs.started(self.rows, self.largest)
@@ -112,7 +114,7 @@ def plan_batch(
     bucket = anchor.bucket
     if bucket.lane.key[-1:] == CROWDED:
         return batch_of([anchor], costs, reason=CutReason.CROWDED)
-    delayed = DELAYED * queue.count if costs.measured else None
+    delayed = DELAYED * queue.count if costs.worker_class.measured else None
     if len(bucket.lane.buckets) == 1 or bucket.rows >= min(
         rows, costs.worker_class.useful_rows(bucket.shape)[0]
     ):
@@ -139,29 +141,27 @@ def batch_of(
 ) -> Cut:
     """Return the batch of exactly these requests. If `bucket` is given, all are in it, and none is padded to its sizes."""
     first = members[0]
-    part = costs.padded_part
+    alike = len(members) == 1 or bucket is not None
     if len(members) == 1:
         rows, shape = first.rows, first.shape
-        real = rows * prod(part(first.own_shape))
+    elif bucket is not None:
+        rows = len(members) if bucket.single_rows else sum([request.rows for request in members])
+        shape = bucket.shape
     else:
-        if bucket is not None:
-            rows = len(members) if bucket.single_rows else sum([request.rows for request in members])
-            shape = bucket.shape
-        else:
-            shape = tuple(map(max, zip(*[request.shape for request in members], strict=True)))
-            rows = sum([request.rows for request in members])
-        if bucket is None:
-            real = sum([request.rows * prod(part(request.own_shape)) for request in members])
-        else:
-            real = rows * prod(part(shape))
+        shape = tuple(map(max, zip(*[request.shape for request in members], strict=True)))
+        rows = sum([request.rows for request in members])
     call = costs.call(rows, shape)
-    own = prod(part(call.shape))
-    padding = call.rows * own - real
-    if costs.profile.strings and own:
-        padding *= (
-            prod(call.shape) // own
-        )  # strings weigh as much as the longest, in the padding as in the call
+    exact = alike and call.rows == rows and call.shape == first.own_shape
+    padding = 0 if exact else _padding(members, call, costs)
     return Cut(members, rows, call.shape, padding, costs.expected_s(call), call.rows, shape, reason)
+
+
+def _padding(members: Sequence[Request], call: Call, costs: WorkerCosts) -> int:
+    """Return the elements of a call that are padding. Strings weigh as much as the longest, as in the call."""
+    part = costs.padded_part
+    own = prod(part(call.shape))
+    padding = call.rows * own - sum([request.rows * prod(part(request.own_shape)) for request in members])
+    return padding * (prod(call.shape) // own) if costs.profile.strings and own else padding
 
 
 def alone(members: Sequence[Request], rows: int, shape: tuple[int, ...], costs: WorkerCosts) -> Cut:
@@ -211,7 +211,7 @@ def portion(
         return ALL
     portion_s = 0.0
     slots = len(pool.free)
-    if costs.measured:
+    if costs.worker_class.measured:
         level_s, slots = pool.free_in_s(sum([other.queue.cost_s for other in slot.pools]), now)
         portion_s = level_s - (slot.free_at(now) - now)
     if slots < 2:
@@ -219,7 +219,7 @@ def portion(
     even = max(1, -(-rows // slots))
     if even >= max_batch:
         return ALL
-    if not costs.measured:
+    if not costs.worker_class.measured:
         return Portion(max_rows=even)
     return Portion(most_s=max(portion_s, slowdown * costs.worker_class.second(even, anchor.shape)))
 
@@ -286,7 +286,7 @@ def _optimal_segments(
     shapes = np.array([own.shape for own, _ in parts], np.intp)
     if delayed is not None and not are_nested(shapes):
         return [_nearest(bucket, size, costs, limits, delayed)]
-    batch_s = BATCH_S if costs.measured else 0.0
+    batch_s = BATCH_S if costs.worker_class.measured else 0.0
     if bucket.count == 1 and costs.worker_class.grows and _runs_alone(bucket, parts, costs, batch_s):
         return [{bucket: 1}]
     ends = cut_window(_window(parts), costs, limits, delayed=delayed, batch_s=batch_s)
@@ -379,7 +379,7 @@ def _in_time(
     members: Sequence[Request], rows: int, shape: Sizes, costs: WorkerCosts, slowdown: float, starts_at: float
 ) -> bool:
     """Tell whether the batch ends before all deadlines that its members could meet alone."""
-    if not costs.measured or all(request.deadline is None for request in members):
+    if not costs.worker_class.measured or all(request.deadline is None for request in members):
         return True
     ends_at = starts_at + costs.call(rows, shape).seconds * slowdown
     return not any(

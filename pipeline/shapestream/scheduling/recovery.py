@@ -144,6 +144,11 @@ class Isolation:
         if self._told is not None and self._told.request.id == id_:
             self._told.known = True
 
+    @property
+    def told_at(self) -> float | None:
+        """When the client was told that has not said yet that it knows; None while no suspect waits for that."""
+        return None if self._told is None or self._told.known else self._told.at
+
     def _let_go(self, worker: SlotGroup) -> None:
         if worker.in_server:
             self._told = None
@@ -512,7 +517,7 @@ class Recovery:
         self.ledger.put_back([request], now)
         queue = self._queues[request.model]
         self._isolation.suspect(request, queue, self.call_s([request]))
-        self._queues.wait(queue)
+        self._queues.waiting[queue] = None
 
     def _run_again(self, group: list[Request], now: float, actions: list[Action]) -> None:
         if self._has_nowhere_to_run(group, now, actions):
@@ -520,7 +525,7 @@ class Recovery:
         self.ledger.put_back(group, now)
         queue = self._queues[group[0].model]
         queue.put_rerun(group, self.call_s(group))
-        self._queues.wait(queue)
+        self._queues.waiting[queue] = None
 
     def _has_nowhere_to_run(self, group: Sequence[Request], now: float, actions: list[Action]) -> bool:
         """Answer a group whose model is unavailable, and whose last slot closes or is gone."""

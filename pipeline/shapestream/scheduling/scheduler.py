@@ -121,11 +121,6 @@ def next_up(
     return best
 
 
-def _is_isolated(request: Request, slot: Slot) -> bool:
-    """Tell whether a request may run on a slot only where nothing else runs in its process."""
-    return request.arrival.suspect and slot.worker.in_server
-
-
 def _turn(request: Request) -> tuple[float, int]:
     """Return the key that orders requests of all kinds."""
     return by_rerun(request) if request.state is RERUN else request.turn
@@ -321,7 +316,8 @@ class Scheduler:
     def _take(self, event: Event, now: float, actions: list[Action]) -> None:
         """Change the books by an event."""
         ledger = self._ledger
-        while (late := self._deadlines.due(now)) is not None:
+        deadlines = self._deadlines
+        while deadlines.entries and (late := deadlines.due(now)) is not None:
             actions.append(ledger.fail_late(late, now))
         if self._slots.resting:
             self._slots.wake(now)
@@ -373,26 +369,10 @@ class Scheduler:
             if request.model == event.model and request.state is not RUNNING:
                 actions.append(self._ledger.fail(request, "unavailable", event.message, now))
 
-    def _follow(self, now: float, actions: list[Action]) -> None:
-        """Do what follows from the books."""
-        if self._watch.next_look <= now:
-            self._recovery.hang(now, actions)
-        handed: Handed = {}
-        self._fill_slots(handed, now, actions)
-        self._slots.begun.clear()
-        for batches in handed.values():
-            actions.append(StartBatch(batches=tuple(batches)))
-        if self._ledger.unwanted:
-            self._drop_unwanted(now, actions)
-
     def next_wakeup(self) -> float | None:
         """Return when `TimePassed` is wanted, if nothing happens before; always later than the last event."""
-        first = self._wakeup()
-        return first if first < inf else None
-
-    def _wakeup(self) -> float:
         first = self._watch.next_look
-        if (expiry := self._deadlines.next()) is not None:
+        if self._deadlines.entries and (expiry := self._deadlines.next()) is not None:
             first = min(first, expiry)
         waiting = self._queues.waiting
         if (audit := self._audit.due_at) < first:
@@ -407,7 +387,7 @@ class Scheduler:
                 start_at = max(start_at, queue.waits_until)
             if start_at > -inf:
                 first = min(first, start_at)
-        return first
+        return first if first < inf else None
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the books do not agree. Looks at everything: for tests and the simulator."""
@@ -422,6 +402,11 @@ class Scheduler:
     def troubles(self, id: int) -> Told:  # noqa: A002 - the name that events use
         """Return the decisions about a recent request that its usual way does not explain, oldest first."""
         return self._troubles.of(id)
+
+    @property
+    def lone_run_told_at(self) -> float | None:
+        """When `TellLoneRun` was said last, while a suspect waits for `LoneRunKnown`; None otherwise."""
+        return self._isolation.told_at
 
     def statistics(self, now: float | None = None) -> SchedulerStatistics:
         """Return the state now; None: at the last event."""
@@ -559,7 +544,7 @@ class Scheduler:
                 actions.append(ledger.refuse(arrival, refusal))
                 continue
             request = ledger.admit(arrival, queue, terms, now, shape)
-            queues.wait(queue)
+            queues.waiting[queue] = None
             if queue.delay_s:
                 queue.due.push(due, request)
             elif queue.awaited is not None and due <= now:
@@ -579,17 +564,18 @@ class Scheduler:
 
     # ------------------------------------------------------------ batches
 
-    def _fill_slots(self, handed: Handed, now: float, actions: list[Action]) -> None:
-        """Start batches until no slot is free or nothing may start, then prefetch, then let bundles grow.
+    def _follow(self, now: float, actions: list[Action]) -> None:
+        """Do what follows from the books: start batches until no slot is free or nothing may start, then prefetch, then let
+        bundles grow.
 
-        A free slot idles only while requests wait for company: for `max_delay_s`, or as answer_waits.py says. `handed`: what
-        each slot is given.
+        A free slot idles only while requests wait for company: for `max_delay_s`, or as answer_waits.py says.
         """
+        if self._watch.next_look <= now:
+            self._recovery.hang(now, actions)
         if self._plan.left:
             self._plan.begin_turn()
-        queues = self._queues
-        waiting = queues.waiting
-        slots = self._slots
+        handed: Handed = {}
+        queues, waiting, slots = self._queues, self._queues.waiting, self._slots
         isolation = self._isolation
         if isolation.suspected or isolation.isolated:
             isolation.run(now, actions)
@@ -597,27 +583,41 @@ class Scheduler:
             request = next_up(queues, waiting, now, self._has_free, self._fills)
             if request is None:
                 break
-            slot = faster_first(slots.pools[request.model])
-            queue = queues[request.model]
-            if request.state is RERUN or not self._answer_waits.is_awaited(request, queue, slot, now):
+            queue, slot = queues[request.model], faster_first(slots.pools[request.model])
+            if (
+                request.state is RERUN
+                or queue.returns.after_s == inf
+                or not self._answer_waits.is_awaited(request, queue, slot, now)
+            ):
                 self._dispatch(request, queue, slot, now, actions, handed)
         if self._audit.active:
             self._audit.tend(now, actions, draining=self._admission.draining)
         if waiting:
             self._queues.forget_empty()
         if waiting:
-            while (request := next_up(queues, waiting, now, self._wants_prefetch, self._fills)) is not None:
-                queue = queues[request.model]
-                slot = slots.pools[request.model].prefetches[0][2]
-                if _is_isolated(request, slot):
-                    slots.stop_prefetch(slot)
-                elif request.state is RERUN or not self._answer_waits.will_be_awaited(request, queue, slot):
-                    self._dispatch(request, queue, slot, now, actions, handed)
-                else:
-                    slots.stop_prefetch(slot)
-            if slots.begun:
-                self._bundles.complete(handed, now, actions)
+            self._prefetch(now, actions, handed)
             self._queues.forget_empty()
+        slots.begun.clear()
+        for batches in handed.values():
+            actions.append(StartBatch(batches=tuple(batches)))
+        if self._ledger.unwanted:
+            self._drop_unwanted(now, actions)
+
+    def _prefetch(self, now: float, actions: list[Action], handed: Handed) -> None:
+        """Queue batches behind those that end soon, then let bundles grow."""
+        queues, slots = self._queues, self._slots
+        while (
+            request := next_up(queues, queues.waiting, now, self._wants_prefetch, self._fills)
+        ) is not None:
+            queue, slot = queues[request.model], slots.pools[request.model].prefetches[0][2]
+            isolated = request.arrival.suspect and slot.worker.in_server
+            follow = request.state is not RERUN and queue.returns.after_s < inf
+            if isolated or (follow and self._answer_waits.will_be_awaited(request, queue, slot)):
+                slots.stop_prefetch(slot)
+            else:
+                self._dispatch(request, queue, slot, now, actions, handed)
+        if slots.begun:
+            self._bundles.complete(handed, now, actions)
 
     def _next_up(self, ready: Ready, now: float) -> Request | None:
         """Return the request that goes next, of all models that are `ready`."""
@@ -667,7 +667,7 @@ class Scheduler:
                 if refusal is not None:
                     actions.append(self._ledger.fail(member, refusal.code, refusal.message, now))
                     return
-        if _is_isolated(request, slot):
+        if request.arrival.suspect and slot.worker.in_server:  # nothing else may run in its process
             self._isolate(request, queue, now, actions)
             return
         if request.state is RERUN:
@@ -747,7 +747,7 @@ class Scheduler:
                 cut = self._planned(first, queue, slot, costs, slowdown, now, tries=True)
             else:
                 cut = batch_of(group, costs, reason=fixed)
-            predicted_s = slowdown * cut.seconds if costs.measured else None
+            predicted_s = slowdown * cut.seconds if costs.worker_class.measured else None
             cut.started(costs)
         except Exception as error:  # noqa: BLE001 - see above
             ids = tuple([request.id for request in group])
@@ -769,7 +769,7 @@ class Scheduler:
         cut.started(costs)
         batch = Batch(self._next_batch, slot, queue, (), cut.sizes(queue.has_batch))
         self._next_batch += 1
-        predicted_s = costs.slowdown * cut.seconds if costs.measured else None
+        predicted_s = costs.slowdown * cut.seconds if costs.worker_class.measured else None
         self._slots.start_audit(slot, batch, predicted_s, now)
         self._watch.began(batch, now)
         return StartBatch(batches=(batch,))

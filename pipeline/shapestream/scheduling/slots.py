@@ -266,7 +266,8 @@ class Slot:
         """List the slot in the pool of one of its models, which was added."""
         self.pools.append(pool)
         if self.free:
-            pool.show(self)
+            pool.free[self.id] = self
+            pool.queue.await_no_longer()
         elif self.batch is not None:
             insort(pool.ends, (self.batch.ends_at, self.id, self))
             if not self.behind and self.batch.prefetch_at is not None:
@@ -352,12 +353,6 @@ class SlotPool:
         if self._fastest is None:
             self._fastest = min(self._paces, default=1.0)
         return self._fastest
-
-    def show(self, slot: Slot) -> None:
-        """List a slot that has become free, behind those that have been free for longer."""
-        self.free[slot.id] = slot
-        if self.queue.awaited is not None:
-            self.queue.await_no_longer()
 
     def add_pace(self, pace: float) -> None:
         """Count a slot with this pace."""
@@ -499,10 +494,12 @@ class SlotTable:
                 self._show(slot)
 
     def _show(self, slot: Slot) -> None:
-        """List a slot that has become free."""
+        """List a slot that has become free, behind those that have been free for longer. Waits for requests end there."""
         self.free_count += 1
         for pool in slot.pools:
-            pool.show(slot)
+            pool.free[slot.id] = slot
+            if pool.queue.awaited is not None:
+                pool.queue.await_no_longer()
 
     def _hide(self, slot: Slot) -> None:
         self.free_count -= 1

@@ -61,16 +61,6 @@ class WorkerCosts:
         self._version = -1
 
     @property
-    def measured(self) -> bool:
-        """Whether predictions are seconds. If not, they only compare calls, and no deadline is judged by them."""
-        return self.worker_class.measured
-
-    @property
-    def prepares(self) -> bool:
-        """Whether shapes that are new to the device are known to cost anything."""
-        return self.worker_class.new.measured
-
-    @property
     def slowdown(self) -> float:
         """Seconds on this worker / mean seconds on all workers of its class; 1.0 of a worker that left."""
         return self.worker_class.slowdown(self.worker)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import count
 from time import perf_counter
 from typing import Protocol, assert_never
@@ -41,8 +40,8 @@ from shapestream.scheduling.actions import (
 )
 from shapestream.scheduling.batches import Batch, Submitted
 from shapestream.scheduling.bundles import BUNDLE_S
+from shapestream.scheduling.queueing import Occupancy
 from shapestream.scheduling.scheduler import Scheduler
-from shapestream.scheduling.scheduler_statistics import Occupancy
 from shapestream.serving.audits import AuditBook, AuditRun
 from shapestream.serving.chain_desk import SLICE, ChainDesk, ChainRequest
 from shapestream.serving.ends import (
@@ -122,17 +121,6 @@ class HeldReports:
         return taken[::-1]
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class LoneRun:
-    """A suspect whose client was told that it is about to run where nothing else runs."""
-
-    record: RequestRecord
-    at: float
-    """When its client was told."""
-    known: bool = False
-    """Whether its client has repeated that, or is not waited for any longer."""
-
-
 class Dispatcher:
     """Tells the scheduler each event, and carries its actions out."""
 
@@ -177,8 +165,8 @@ class Dispatcher:
         """Whether the reports that are taken in have results of chains' stages."""
         self._is_start_due = False
         """Whether the scheduler waits for what follows from a batch, before it starts others."""
-        self._lone: LoneRun | None = None
-        """The suspect that runs alone in this process, or is about to."""
+        self._lone: RequestRecord | None = None
+        """The suspect that runs alone in this process, or is about to; its client was told."""
         self._handed_back = False
         self._alarm_at = math.inf
         """When the alarm rings: at the earliest time that the scheduler waits for."""
@@ -269,9 +257,8 @@ class Dispatcher:
     def lone_run_known(self, session: ClientSession, sequence: int | None, now: float) -> None:
         """Let a suspect begin whose client has repeated that it is about to run."""
         lone = self._lone
-        if lone is not None and (lone.record.session, lone.record.sequence) == (session, sequence):
-            lone.known = True
-            self._handle(events.LoneRunKnown(id=lone.record.id), now)
+        if lone is not None and (lone.session, lone.sequence) == (session, sequence):
+            self._handle(events.LoneRunKnown(id=lone.id), now)
 
     def lone_run_overdue(self, now: float) -> None:
         """Let a suspect begin whose client does not answer.
@@ -282,24 +269,25 @@ class Dispatcher:
         lone = self._lone
         if lone is None:
             return
-        session = lone.record.session
-        if lone.record.sequence not in session.running:
+        session = lone.session
+        if lone.sequence not in session.running:
             self._lone = None  # it has ended before it began
             return
-        if lone.known or now < lone.at + LONE_RUN_S:
+        told_at = self._scheduler.lone_run_told_at
+        if told_at is None or now < told_at + LONE_RUN_S:
             return
         if session.peer is not None:
             session.names_suspects = False
-        self.lone_run_known(session, lone.record.sequence, now)
+        self.lone_run_known(session, lone.sequence, now)
 
     def _lone_run_over(self, batches: Iterable[Batch]) -> None:
         """If the run of the suspect is over, and the request has no reply yet, tell its client that it does not run."""
         lone = self._lone
-        if lone is None or not any(lone.record is record for batch in batches for record in batch.arrivals):
+        if lone is None or not any(lone is record for batch in batches for record in batch.arrivals):
             return
         self._lone = None
-        if lone.record.sequence in lone.record.session.running:
-            self._egress.outgoing.say(lone.record.session, RunsAlone(sequence=None))
+        if lone.sequence in lone.session.running:
+            self._egress.outgoing.say(lone.session, RunsAlone(sequence=None))
 
     def model_added(self, model: ServedModel, now: float) -> None:
         """Accept requests for this model from now on."""
@@ -539,7 +527,7 @@ class Dispatcher:
                 for batch in action.batches:
                     self._start(batch, now)
             case TellLoneRun(request=record):
-                self._lone = LoneRun(record=record, at=now)
+                self._lone = record
                 self._egress.outgoing.say(record.session, RunsAlone(sequence=record.sequence))
             case DeliverResults():
                 self._deliver(action, now)

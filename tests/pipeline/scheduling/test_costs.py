@@ -483,7 +483,7 @@ def test_nothing_is_known_before_the_first_batch_which_is_the_first_estimate():
     costs = costs_with(("a", None))
     for busy_s in (-1.0, math.nan, math.inf):
         costs["m"].observe(0, (1, 1), busy_s)
-    assert not costs["m"].on().measured
+    assert not costs["m"].on().worker_class.measured
     assert (None, None) == (costs["m"].batch_s((4, 16)), costs["m"].batched_share_s((1, 16)))
     assert (None, None, 0) == (costs["m"].mean_request_s, costs["m"].mean_batch_s, costs["m"].shapes)
     costs["m"].observe(0, (4, 16), 2.0, requests=4)
@@ -540,7 +540,7 @@ def test_a_table_for_other_dimensions_is_no_table():
     """What does not fit the model is left aside, not misread."""
     wrong = replace(table(), dimensions=("batch", "width"))
     costs = costs_with(("a", wrong))
-    assert not costs["m"].on().measured
+    assert not costs["m"].on().worker_class.measured
 
 
 def test_requests_cost_what_they_cost_in_good_company():

@@ -6,7 +6,7 @@ import pytest
 from tests.pipeline.scheduling.stage import table
 
 from shapestream.scheduling.events import RequestCancelled
-from shapestream.scheduling.scheduler_statistics import Occupancy
+from shapestream.scheduling.queueing import Occupancy
 
 
 def test_seconds_are_those_of_everything_that_was_there():
