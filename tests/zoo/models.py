@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-
 from tests.zoo.made import WRITERS
 
 BUILD = Path(__file__).resolve().parents[2] / "build"

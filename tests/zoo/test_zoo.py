@@ -1,9 +1,9 @@
 """Other people's models, each served by its name and path alone: answers are those of the engine alone.
 
-`make zoo` unpacks wheels into build/zoo, and exports models of scikit-learn and LightGBM; `make zoo-made` needs no wheel. One
-server has all of them, in real processes. 200 requests of random realistic sizes go to each model through the SDK, HTTP and
-gRPC, and each answer is compared with the engine's for that request alone. Then the rate is measured, and printed beside the
-engine's. The table of docs/models.md has what came of it.
+`make zoo` unpacks wheels into build/zoo, and exports models of scikit-learn and LightGBM; `make zoo-made` needs no wheel.
+One server has all of them, in real processes. 200 requests of random realistic sizes go to each model through the SDK, HTTP
+and gRPC, and each answer is compared with the engine's for that request alone. Then the rate is measured, and printed beside
+the engine's. The table of docs/models.md has what came of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from tests.e2e.conftest import module_workplace as module_workplace
 from tests.zoo.made import WRITERS
-from tests.zoo.models import MADE, WHEELS, Array, Inputs, Kept
+from tests.zoo.models import MADE, WHEELS, Array, Inputs
 from tests.zoo.ways import WAYS, engine_alone
 
 from shapestream import blocking
@@ -88,7 +88,7 @@ def test_a_model_is_served_by_name_and_path_alone(name: str, served: Any) -> Non
         for wanted, got in zip(expected, answers, strict=True):
             assert wanted.keys() == got.keys()
             worst = max(worst, *(apart(wanted[port], got[port]) for port in wanted))
-    ratio, call_s = rates(served, name, kept, alone, requests)
+    ratio, call_s = rates(served, name, alone, requests)
     print(
         f"\n| {name} | `{compiled['engine']}` | {batches[0]} | {worst:.1e} | {call_s * 1e3:.1f} ms | {ratio:.2f} |",
         flush=True,
@@ -103,8 +103,8 @@ def batches_of(served: Any) -> int:
         return int(client.statistics()["batches"])
 
 
-def rates(served: Any, name: str, kept: Kept, alone: Any, requests: list[Inputs]) -> tuple[float, float]:
-    """Return the rate of the server with 64 requests in flight / that of the engine one at a time, and the seconds of its call.
+def rates(served: Any, name: str, alone: Any, requests: list[Inputs]) -> tuple[float, float]:
+    """Return the server's rate with 64 requests in flight / that of the engine one at a time, and the seconds of a call.
 
     Both take turns on the same CPUs; the client's share of them counts against the server.
     """
@@ -112,7 +112,8 @@ def rates(served: Any, name: str, kept: Kept, alone: Any, requests: list[Inputs]
     for request in requests:
         alone(request)
     call_s = (perf_counter() - began) / len(requests)
-    many = requests * max(1, round(ROUND_S / (call_s * len(requests))))
+    count = max(AT_ONCE, round(ROUND_S / call_s))
+    many = [requests[number % len(requests)] for number in range(count)]
     ratios = []
     with blocking.connect(served.address, connect_timeout=60) as client:
         for _ in range(ROUNDS):
