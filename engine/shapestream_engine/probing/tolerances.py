@@ -204,9 +204,8 @@ class OutputTolerance:
         allowed = self._allowed_at_each(self.tolerance, reference)
         if self.classes is None or not _are_distributions(reference, self.classes, self.tolerance):
             return allowed
-        return np.maximum(
-            allowed, self.tolerance.of_magnitude * reference.max(axis=self.classes, keepdims=True)
-        )
+        likeliest: Array = reference.max(axis=self.classes, keepdims=True)
+        return np.asarray(np.maximum(allowed, self.tolerance.of_magnitude * likeliest))
 
     def _allowed_at_each(self, tolerance: Tolerance, reference: Array) -> Array:
         """Return the allowed distance of each element by the numbers at its own indices."""
