@@ -46,12 +46,14 @@ from shapestream_workers.models import (
     require_trusted,
     slots_and_threads,
 )
-from shapestream_workers.proof import TriedModel, chosen_engine, probe_options, try_model
+from shapestream_workers.proof import TriedModel, chosen_engine, probe_options, rows_together, try_model
 from shapestream_workers.trials import News, side_by_side
 
 # Sizes of open dimensions in the second run: large enough to be different, small enough for any model.
 TYPICAL_SIZE = 16
 TYPICAL_ROWS = 3
+# Largest step of sizes that is looked for where a model takes some sizes only: of strided networks, and of patches.
+MOST_STEP = 64
 # Sizes that are tried where a model takes none of these: of short signals, patches and images.
 OTHER_SIZES = (24, 32, 64, 224, 8, 4, 2)
 # A model that takes longer than this over made-up inputs of these sizes is stuck.
@@ -369,7 +371,7 @@ def _try_sizes(runner: _CheckRunner) -> None:
     small = tuple(_clamped(1, bounds) for bounds in signature.bounds)
     failed: dict[tuple[int, ...], str] = {}
     ran: list[tuple[int, ...]] = []
-    for size, rows in ((1, 1), (TYPICAL_SIZE, TYPICAL_ROWS), *((size, 1) for size in OTHER_SIZES)):
+    for size, rows in ((1, 1), (TYPICAL_SIZE, runner.rows), *((size, 1) for size in OTHER_SIZES)):
         if size in OTHER_SIZES and (ran or not failed):
             break  # these are only tried to find one that the model takes
         sizes = tuple(
@@ -439,12 +441,16 @@ class _SizeAdvice:
             for other in blamed:
                 if number < other and self._runs({each: refused[each][0] for each in (number, other)}):
                     return f"{names[number]} and {names[other]} are one size to the model: give them one name in `inputs`"
+        uneven: dict[int, str] = {}
         for number in blamed:
             for size in refused[number]:
                 found = self._bound(number, size)
                 if isinstance(found, str):
-                    return found
-                bounds[number] = found.intersection(bounds.get(number, Dimension()))
+                    uneven[number] = found
+                else:
+                    bounds[number] = found.intersection(bounds.get(number, Dimension()))
+        if uneven:
+            return "; ".join(uneven.values())
         if not bounds or not self._runs({number: self._end(bounds[number]) for number in bounds}):
             return f"it ran at {self._signature.spell(self._ran)}, and no bounds are known that keep such requests away"
         return f"if the model takes no such sizes, bound them, such as by {self._line(bounds)}"
@@ -469,9 +475,23 @@ class _SizeAdvice:
         beyond = [size for size in further if self._is_bounded(number, size) and self._runs({number: size})]
         name = self._signature.dimensions[number]
         if uneven or beyond:
+            if (multiples := self._multiples(number)) is not None:
+                return multiples
             taken = sorted({runs, self._ran[number], *beyond})
             return f"it takes some sizes of {name} only: {', '.join(map(str, taken))} ran, {(uneven or [fails])[0]} did not"
         return Dimension(runs, None) if step > 0 else Dimension(0, runs)
+
+    def _multiples(self, number: int) -> str | None:
+        """Say of which number the sizes must be multiples; None if the next ones after the size that ran are others."""
+        ran, name = self._ran[number], self._signature.dimensions[number]
+        steps = [step for step in range(1, MOST_STEP + 1) if self._is_bounded(number, ran + step)]
+        step = next((step for step in steps if self._runs({number: ran + step})), None)
+        if step is None or ran % step or not self._runs({number: ran + 2 * step}):
+            return None
+        return (
+            f"it takes multiples of {step} only as {name}: {ran}, {ran + step} and {ran + 2 * step} ran, none between "
+            f"{ran} and {ran + step}; resize or pad inputs before they are sent"
+        )
 
     def _is_bounded(self, number: int, size: int) -> bool:
         return size in self._signature.bounds[number]
@@ -512,6 +532,8 @@ class _CheckRunner:
         self.problems: list[str] = []
         self.warnings: list[str] = []
         self.signature = compiled.signature
+        self.rows = min(TYPICAL_ROWS, rows_together(settings) or TYPICAL_ROWS)
+        """Rows of the second run: no more than calls have where requests run alone."""
         self.hint = "" if settings.probe else " (say by `probe` what realistic inputs are, if these are not)"
         given = values_of(compiled.signature, probe_options(settings))
         self._values = complete_values(compiled.signature, given)

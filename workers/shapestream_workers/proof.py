@@ -557,6 +557,8 @@ def _guessed_shapes(guess: ModelSpec, signature: ModelSignature) -> dict[str, st
 
 
 def _why_alone(found: NoBatchAxis) -> str:
+    if found.is_named:
+        return f"{found.reason} (if one axis holds rows that do not depend on each other, name it batch; else {MEANT})"
     if not found.shapes:
         return f"{found.reason} (export it with a dynamic first axis of every input; or {MEANT})"
     return (
