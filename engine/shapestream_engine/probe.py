@@ -24,17 +24,19 @@ from shapestream_engine.output_rules import rule_to_dict
 from shapestream_engine.ports import OutputPort
 from shapestream_engine.probing.beside import EnginesReport
 from shapestream_engine.probing.cache import ProofCache
-from shapestream_engine.probing.child import Heard, Task, blamed, compilation_by, run_child
+from shapestream_engine.probing.child import UNWATCHED, Heard, Task, Watch, blamed, compilation_by, run_child
 from shapestream_engine.probing.evidence import Finding, ProbeReport, Treatment, unjudged, without_jumps
 from shapestream_engine.probing.examination import ProbeOptions, treatments
 
 __all__ = [
+    "UNWATCHED",
     "EnginesReport",
     "Finding",
     "ProbeOptions",
     "ProbeReport",
     "ProofCache",
     "Treatment",
+    "Watch",
     "choose",
     "compare_beside",
     "complete_rules",
@@ -47,7 +49,7 @@ _MOST_CHILDREN = 8
 """Largest number of child processes of one proof."""
 
 
-def choose(spec: ModelSpec, *, cache: ProofCache | None = None) -> EngineChoice:
+def choose(spec: ModelSpec, *, cache: ProofCache | None = None, watch: Watch = UNWATCHED) -> EngineChoice:
     """Return the engine that runs the model: the only one, or the first that is installed, reads, computes and compiles it.
 
     Where there are several, each is tried in a child process, since a reader of files or a compiler may crash; the choice is
@@ -57,7 +59,8 @@ def choose(spec: ModelSpec, *, cache: ProofCache | None = None) -> EngineChoice:
         return engine_of(spec)
     bare = ModelSpec(name=spec.name, path=spec.path, device=spec.device, properties=spec.properties)
     task = Task(spec=bare, options=ProbeOptions(), threads=1, choose=True)
-    known = (cache or ProofCache(None)).kept(task, None, lambda: _chosen(task))
+    with watch.waiting():
+        known = (cache or ProofCache(None)).kept(task, None, lambda: _chosen(task, watch))
     return EngineChoice(engine=known.engine, passed_over=known.passed_over)
 
 
@@ -68,6 +71,7 @@ def prove(
     *,
     threads: int | None = None,
     cache: ProofCache | None = None,
+    watch: Watch = UNWATCHED,
 ) -> ProbeReport:
     """Prove the model of `spec` in child processes, or return the kept report.
 
@@ -82,7 +86,8 @@ def prove(
     if not wanted:
         return ProbeReport(model=spec.name, findings=())
     task = Task(spec=with_engine(spec), options=options, threads=threads)
-    return (cache or ProofCache(None)).kept(task, model.signature, lambda: _prove(task, wanted))
+    with watch.waiting():
+        return (cache or ProofCache(None)).kept(task, model.signature, lambda: _prove(task, wanted, watch))
 
 
 def complete_rules(
@@ -91,6 +96,7 @@ def complete_rules(
     *,
     threads: int | None = None,
     cache: ProofCache | None = None,
+    watch: Watch = UNWATCHED,
 ) -> tuple[ModelSpec, dict[str, Mapping[str, Any]], dict[str, str]]:
     """Return the specification completed by rules that the live model shows with certainty, these rules, and for other
     outputs what was tried, in words.
@@ -98,7 +104,8 @@ def complete_rules(
     Uncertain rules are left out; compilation then reports them as missing. The result still needs `prove`.
     """
     task = Task(spec=with_engine(spec), options=options, threads=threads, guess=True)
-    known = (cache or ProofCache(None)).kept(task, None, lambda: _guess(task))
+    with watch.waiting():
+        known = (cache or ProofCache(None)).kept(task, None, lambda: _guess(task, watch))
     outputs = {**spec.outputs}
     for name, shape in known.follows.items():
         stated = outputs.get(name, OutputSpec())
@@ -121,14 +128,14 @@ def compare_beside(
     return EnginesReport(engine=task.spec.engine or "", other=other, why_not=why)
 
 
-def _children(task: Task) -> Iterator[Heard]:
+def _children(task: Task, watch: Watch) -> Iterator[Heard]:
     """Yield the messages of each child, until one finishes. The next one skips the phase that ended it, and what was found.
 
     Raises the error of a model that cannot be compiled.
     """
     skip = task.skip
     for _ in range(_MOST_CHILDREN):
-        heard = run_child(replace(task, skip=skip), task.options.hang_s)
+        heard = run_child(replace(task, skip=skip), task.options.hang_s, watch)
         if heard.error is not None:
             raise heard.error
         yield heard
@@ -137,9 +144,9 @@ def _children(task: Task) -> Iterator[Heard]:
         skip |= {heard.phase, *[str(finding.treatment) for finding in heard.findings]}
 
 
-def _chosen(task: Task) -> ProbeReport:
+def _chosen(task: Task, watch: Watch) -> ProbeReport:
     ended: dict[str, str] = {}
-    for heard in _children(task):
+    for heard in _children(task, watch):
         for engine in task.spec.engines:
             if heard.end is not None and heard.phase == compilation_by(engine):
                 ended[engine] = heard.end
@@ -155,8 +162,8 @@ def _chosen(task: Task) -> ProbeReport:
     )
 
 
-def _guess(task: Task) -> ProbeReport:
-    for crashes, heard in enumerate(_children(task)):  # noqa: B007 - the last one counts
+def _guess(task: Task, watch: Watch) -> ProbeReport:
+    for crashes, heard in enumerate(_children(task, watch)):  # noqa: B007 - the last one counts
         if heard.phase == "rules":
             break
     found = {
@@ -177,11 +184,11 @@ def _guess(task: Task) -> ProbeReport:
     )
 
 
-def _prove(task: Task, wanted: list[Treatment]) -> ProbeReport:
+def _prove(task: Task, wanted: list[Treatment], watch: Watch) -> ProbeReport:
     started = monotonic()
     findings: list[Finding] = []
     notes: list[str] = []
-    for heard in _children(task):
+    for heard in _children(task, watch):
         findings += heard.findings
         if heard.end is not None and (verdict := blamed(heard, wanted)) is not None:
             findings.append(verdict)

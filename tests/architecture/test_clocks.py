@@ -30,6 +30,7 @@ ALLOWED = {
     "progress.py": "tells how far a run is",
     "tools/page.py": "`make test-tools`",
     "workers/test_costs.py": A_TIME_THAT_IS_GIVEN,
+    "zoo/test_zoo.py": "`make zoo`: rates are printed",
     "e2e/answers/raw_client.py": PATIENCE,
     "e2e/answers/run.py": PATIENCE,
     "e2e/chaos/client.py": "entries of the ledger",

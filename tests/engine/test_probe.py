@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,11 @@ import pytest
 from openvino import opset13 as op
 
 from shapestream_engine import InputSpec, ModelSpec, OutputSpec, SignatureError, compile_model
-from shapestream_engine.probe import Finding, ProbeOptions, ProbeReport, ProofCache, prove
+from shapestream_engine.probe import Finding, ProbeOptions, ProbeReport, ProofCache, Watch, prove
 from shapestream_engine.probing import examination, model_calls
 from shapestream_engine.probing.evidence import LEAST_REQUESTS
 from shapestream_engine.probing.inputs import Integers, Normal, Uniform
+from shapestream_engine.probing.model_calls import seconds_of_work
 from shapestream_engine.strategy import parse_strategy
 
 IMPORTABLE = Path(__file__).parent / "importable"
@@ -440,6 +443,7 @@ class Clock:
         self.cpu_s = self.wall_s = 0.0
         monkeypatch.setattr(model_calls, "process_time", lambda: self.cpu_s)
         monkeypatch.setattr(model_calls, "monotonic", lambda: self.wall_s)
+        monkeypatch.setattr(model_calls, "thread_times", lambda: (0, 0))  # as where the system does not tell
 
     def prove(self, *, cpu_s: float, wall_s: float, threads: int) -> Finding:
         """Prove a model of which each call takes so long."""
@@ -469,6 +473,48 @@ def test_the_budget_is_seconds_of_computation(
     assert "proved" == clock.prove(cpu_s=cpu_s, wall_s=wall_s, threads=threads).verdict
     assert ends_at[0] <= clock.cpu_s <= ends_at[0] + cpu_s
     assert ends_at[1] <= clock.wall_s <= ends_at[1] + wall_s
+
+
+@pytest.mark.parametrize(
+    ("ran_s", "waited_s", "expected"),
+    [
+        (10.0, 0.0, 10.0),
+        (40.0, 0.0, 10.0),
+        (5.0, 5.0, 5.0),
+        (10.0, 30.0, 2.5),
+        (0.4, 0.0, 2.5),
+        (0.0, 0.0, 2.5),
+    ],
+    ids=["one thread", "four threads", "half the time taken", "a third taken of four", "asleep", "unknown"],
+)
+def test_a_second_of_work_is_one_without_other_programs(
+    ran_s: float, waited_s: float, expected: float
+) -> None:
+    """Of ten seconds: however many threads there are, waiting for a CPU is no work, and a quarter always counts."""
+    assert expected == seconds_of_work(cpu_s=0.0, wall_s=10.0, ran_s=ran_s, waited_s=waited_s)
+    assert 9.0 == seconds_of_work(cpu_s=9.0, wall_s=10.0, ran_s=ran_s, waited_s=9 * ran_s)
+
+
+def test_a_watch_hears_of_each_part_of_a_proof_and_of_its_waiting() -> None:
+    """What the children say reaches whoever waits, inside the context that it gave."""
+    inside, heard = [0], set()
+
+    @contextmanager
+    def waiting() -> Iterator[None]:
+        inside[0] += 1
+        yield
+        inside[0] -= 1
+
+    def told(phase: str, case: str) -> None:
+        heard.add((phase, inside[0]))
+
+    spec = spec_of("beside_a_constant", ROWS)
+    report = prove(
+        spec, compile_model(spec), ProbeOptions(budget_s=2.0), watch=Watch(told=told, waiting=waiting)
+    )
+    assert {"proved"} == {finding.verdict for finding in report.findings}
+    assert {("compile", 1), ("alone/0", 1), ("batching", 1)} <= heard
+    assert [0] == inside
 
 
 def test_too_few_requests_prove_nothing_and_the_budget_waits_for_enough(

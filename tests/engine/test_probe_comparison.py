@@ -112,6 +112,40 @@ def test_every_second_picture_is_blocky() -> None:
     assert len(np.unique(blocks)) > 1
 
 
+def softmax(logits: Any) -> Any:
+    """Distributions along the last axis."""
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0], ids=["distributions", "their doubles"])
+def test_rounding_of_logits_moves_rare_classes_of_distributions_only(scale: float) -> None:
+    """By a hundred-thousandth of the likeliest class of the row; what does not add up to 1 gets nothing from its row."""
+    random = np.random.default_rng(0)
+    logits = random.normal(size=(20, 1, 8)) * [3, 3, 3, 3, 3, 3, 3, 0.1] - [0, 0, 0, 0, 0, 0, 0, 18]
+    tolerance = tolerance_of("f32", *(scale * softmax(each) for each in logits))
+    alone = scale * softmax(logits[0])
+    moved = alone.copy()
+    moved[0, 7] += 0.5e-5 * alone.max()
+    assert (scale == 1.0) == compare(alone, moved, tolerance).within
+    assert not tolerance.hides(alone)
+    moved[0, 7] += 1e-5 * alone.max()
+    assert not compare(alone, moved, tolerance).within
+
+
+def test_one_row_that_is_no_distribution_excuses_no_rare_class() -> None:
+    """Neither among the results that the tolerance is learned from, nor in the result that is compared."""
+    random = np.random.default_rng(0)
+    rows = softmax(random.normal(size=(20, 2, 8)) * 3 - [0, 0, 0, 0, 0, 0, 0, 18])
+    other = rows[0] * [[1.0], [-1.0]]
+    assert 1 == tolerance_of("f32", *rows).classes
+    assert tolerance_of("f32", other, *rows).classes is None
+    for alone, learned in ((rows[0], (other, *rows)), (other, tuple(rows))):
+        moved = alone.copy()
+        moved[0, 7] += 0.5e-5
+        assert not compare(alone, moved, tolerance_of("f32", *learned)).within
+
+
 def test_a_mark_excuses_nothing_wherever_it_stands() -> None:
     """Without an axis of fixed size, too: the lowest float marks positions of a result of any length."""
     random = np.random.default_rng(0)
@@ -141,11 +175,17 @@ def test_a_tolerance_is_the_same_once_it_was_plain_data() -> None:
     """As JSON holds it; of an axis of thousands the overall spread counts."""
     random = np.random.default_rng(0)
     references = [random.normal(size=(2, 5)) * [1, 10, 100, 1, 1] for _ in range(9)]
-    for tolerance in (EXACT, tolerance_of("f32", *references), tolerance_of("f16", [-65504.0] * 8)):
+    classes = tolerance_of("f32", *map(softmax, references))
+    for tolerance in (EXACT, classes, tolerance_of("f32", *references), tolerance_of("f16", [-65504.0] * 8)):
         plain = json.loads(json.dumps(tolerance.to_dict(), allow_nan=False))
         assert tolerance.to_dict() == OutputTolerance.from_dict(plain).to_dict()
     wide = tolerance_of("f32", *[random.normal(size=(1, 5000)) for _ in range(8)])
     assert [] == [axis for axis, _ in wide.to_dict()["spreads"] if axis == 1]
-    for wrong in ({"of_spread": 1.0}, [1], {**tolerance.to_dict(), "mark": "high"}):
+    for wrong in (
+        {"of_spread": 1.0},
+        [1],
+        {**tolerance.to_dict(), "mark": "high"},
+        {**tolerance.to_dict(), "classes": "all"},
+    ):
         with pytest.raises(EngineError):
             OutputTolerance.from_dict(wrong)  # type: ignore[arg-type]

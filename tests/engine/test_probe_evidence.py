@@ -10,7 +10,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 from tests.engine.wrong_models import careful
-from tests.engine.wrong_models.counter_examples import COUNTER_EXAMPLES, CounterExample
+from tests.engine.wrong_models.counter_examples import (
+    COUNTER_EXAMPLES,
+    CounterExample,
+    classes_of_counts,
+)
 
 from shapestream_engine import compile_model
 from shapestream_engine.probe import prove
@@ -30,6 +34,7 @@ from shapestream_engine.probing.evidence import (
     without_jumps,
 )
 from shapestream_engine.probing.examination import ProbeOptions
+from shapestream_engine.probing.inputs import Integers
 from shapestream_engine.probing.model_calls import WALL
 from shapestream_engine.probing.tolerances import Difference
 
@@ -154,6 +159,15 @@ def test_a_right_model_that_refuses_all_but_whole_numbers_is_proved() -> None:
     """Its steps are found between whole numbers, and no difference needs a change that it refuses."""
     for drawn in _right_and_whole(count=2):
         assert {"proved"} == {finding.verdict for finding in drawn.findings(budget_s=5.0)}, drawn.words
+
+
+def test_rounding_of_logits_refutes_no_rare_class() -> None:
+    """Whole inputs cannot be changed to tell rounding from company, and a rare class varies by 1e-8 only."""
+    spec = CounterExample(
+        call=classes_of_counts, shape="batch:1..32, 16", output="batch, 64", probe=Integers(0, 9)
+    ).spec()
+    report = prove(spec, compile_model(spec), ProbeOptions(values={"x": Integers(0, 9)}, budget_s=5.0))
+    assert {"proved"} == {finding.verdict for finding in report.findings}, [*map(str, report.findings)]
 
 
 def _right_and_whole(count: int) -> Iterator[careful.Careful]:

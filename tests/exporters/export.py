@@ -13,13 +13,18 @@ import numpy as np
 from lightgbm import LGBMClassifier
 from onnxmltools.convert.lightgbm.operator_converters.LightGbm import convert_lightgbm
 from skl2onnx import to_onnx, update_registered_converter
+from skl2onnx.common.data_types import FloatTensorType, StringTensorType
 from skl2onnx.common.shape_calculator import calculate_linear_classifier_output_shapes
+from sklearn.compose import ColumnTransformer
 from sklearn.datasets import make_classification
 from sklearn.ensemble import ExtraTreesClassifier, GradientBoostingClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 FEATURES, REQUESTS, SEED = 12, 1000, 0
+WORDS = ("red", "green", "blue", "")
 MODELS = {
     "forest": lambda: RandomForestClassifier(100, random_state=SEED),
     "extra_trees": lambda: ExtraTreesClassifier(200, max_depth=8, random_state=SEED),
@@ -56,6 +61,25 @@ def export(folder: Path) -> None:
             proto = to_onnx(model, x[:1], options={"zipmap": False}, target_opset={"": 17, "ai.onnx.ml": 3})
             (folder / f"{name}_{classes}.onnx").write_bytes(proto.SerializeToString())
             np.savez(folder / f"{name}_{classes}.npz", x=requests, labels=model.predict(requests))
+    export_pipeline(folder)
+
+
+def export_pipeline(folder: Path) -> None:
+    """Write `pipeline.onnx`: strings `words` [n, 2] and numbers `numbers` [n, 3] to one of three classes."""
+    random = np.random.default_rng(SEED)
+    words = np.stack([random.choice(WORDS, 400), random.choice(WORDS, 400)], axis=1).astype(object)
+    numbers = random.normal(size=(400, 3)).astype(np.float32)
+    labels = (numbers.sum(axis=1) + (words[:, 0] == WORDS[0]) > 0).astype(int) + (words[:, 1] == WORDS[1])
+    prepared = ColumnTransformer(
+        [("words", OneHotEncoder(handle_unknown="ignore"), [0, 1]), ("numbers", StandardScaler(), [2, 3, 4])]
+    )
+    model = make_pipeline(prepared, LogisticRegression(max_iter=1000))
+    model.fit(np.concatenate([words, numbers.astype(object)], axis=1), labels)
+    types = [("words", StringTensorType([None, 2])), ("numbers", FloatTensorType([None, 3]))]
+    proto = to_onnx(
+        model, initial_types=types, options={"zipmap": False}, target_opset={"": 17, "ai.onnx.ml": 3}
+    )
+    (folder / "pipeline.onnx").write_bytes(proto.SerializeToString())
 
 
 if __name__ == "__main__":

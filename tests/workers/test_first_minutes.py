@@ -178,8 +178,69 @@ def test_no_bounds_are_advised_that_would_refuse_what_runs(tmp_path: Path) -> No
         tmp_path / "m.onnx", nodes, {"x": ["batch", "length"]}, {"y": ["batch", 1, 1]}, {"blocks": blocks}
     )
     ran = check(tmp_path, "models: [{name: m, path: m.onnx, engine: onnxruntime}]\n")
-    assert "it takes some sizes of length only: " in ran.stderr
+    assert (
+        "(it takes multiples of 8 only as length: 16, 24 and 32 ran, none between 16 and 24; resize or pad inputs before "
+        "they are sent)\n"
+    ) in ran.stderr
     assert "bound them" not in ran.stderr
+
+
+def test_sizes_that_follow_no_step_are_told_as_they_are(tmp_path: Path) -> None:
+    """A model that takes divisors of 48 only: no multiple of one number, and no bounds."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["sizes"]),
+        helper.make_node("Gather", ["sizes", "one"], ["length"]),
+        helper.make_node("Div", ["whole", "length"], ["parts"]),
+        helper.make_node("Concat", ["length", "parts"], ["shape"], axis=0),
+        helper.make_node("Reshape", ["table", "shape"], ["r"]),
+        helper.make_node("ReduceSum", ["r", "one"], ["weights"], keepdims=0),
+        helper.make_node("Mul", ["x", "weights"], ["y"]),
+    ]
+    known = {"one": np.array([1]), "whole": np.array([48]), "table": np.linspace(1, 2, 48).astype(np.float32)}
+    write_onnx(tmp_path / "m.onnx", nodes, {"x": ["batch", "length"]}, {"y": ["batch", "length"]}, known)
+    ran = check(tmp_path, "models: [{name: m, path: m.onnx, engine: onnxruntime}]\n")
+    assert "multiples" not in ran.stderr
+
+
+def test_no_more_rows_run_than_the_configuration_allows(tmp_path: Path) -> None:
+    """A model that takes one row only is in order with `max_batch: 1`."""
+    (tmp_path / "lone.py").write_text("def lone(x):\n    assert len(x) == 1, 'one row'\n    return 2 * x\n")
+    ports = "inputs: {x: {shape: 'batch, n', element_type: f32}}, outputs: {y: {shape: 'batch, n', element_type: f32}}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        model = f"name: m, function: 'lone:lone', {ports}, batching: {{max_batch: 1}}"
+        ran = check(tmp_path, f"models: [{{{model}}}]\n")
+    assert (0, "") == (ran.exit_code, ran.stderr)
+    assert "ran batch 1, n 16: y [1, 16]" in ran.stdout
+
+
+def test_a_probe_without_the_name_of_its_input_is_told_what_to_write(tmp_path: Path) -> None:
+    """A path alone is for all inputs; a description belongs to one, or to `*`."""
+    relu(tmp_path / "m.onnx")
+    for given, advised in (
+        ("samples: f.npz", "f.npz, or {NAME: {samples: f.npz}}, or {'*': {samples: f.npz}} for all"),
+        ("uniform: [0, 1]", "{NAME: {uniform: [0, 1]}}, or {'*': {uniform: [0, 1]}} for all"),
+    ):
+        ran = check(tmp_path, f"models: [{{name: m, path: m.onnx, probe: {{{given}}}}}]\n")
+        (problem,) = problems(ran, tmp_path)
+        assert problem.endswith(f"describes an input, whose name is missing (write {advised})")
+
+
+def test_no_axis_of_a_picture_is_advised_as_the_batch(tmp_path: Path) -> None:
+    """Lines of a picture are no rows: only their author knows whether an axis of several named ones is."""
+    (tmp_path / "grey.py").write_text("def grey(image):\n    return image.mean(axis=-1)\n")
+    model = "{name: m, function: 'grey:grey', inputs: {image: {shape: 'height, width, 3', element_type: f32}}"
+    text = f"models: [{model}, outputs: {{grey: {{shape: 'height, width', element_type: f32, rule: whole}}}}}}]\n"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        ran = check(tmp_path, text)
+    assert 0 == ran.exit_code, ran.output
+    assert "'height, width, 3'" not in ran.stderr
+    assert "shape: 'batch" not in ran.stderr
+    assert (
+        "calls its first axis 'height' in the configuration, not batch (if one axis holds rows that do not depend on each "
+        "other, name it batch; else batching: {max_batch: 1} says that this is meant)"
+    ) in ran.stderr
 
 
 @pytest.mark.parametrize("command", [["check"], ["models", "--json"]])

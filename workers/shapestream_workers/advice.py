@@ -34,7 +34,7 @@ from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.errors import EngineError
 from shapestream_engine.model import InputSpec, ModelSpec, compile_model, engine_of
 from shapestream_engine.ports import InputPort
-from shapestream_engine.probe import Finding
+from shapestream_engine.probe import UNWATCHED, Finding, Watch
 from shapestream_engine.probing.examination import values_of
 from shapestream_engine.shapes import BATCH, NamedShape
 from shapestream_engine.signature import ModelSignature
@@ -76,7 +76,9 @@ class PaddingAdvice:
         return {"inputs": {name: dict(port) for name, port in self.inputs.items()}}
 
 
-def advise_padding(settings: ModelSettings, tried: TriedModel, *, slots: int, threads: int) -> PaddingAdvice:
+def advise_padding(
+    settings: ModelSettings, tried: TriedModel, *, slots: int, threads: int, watch: Watch = UNWATCHED
+) -> PaddingAdvice:
     """Try the padding that this model's configuration does not allow; empty where it would change nothing."""
     signature = tried.compiled.signature
     left = _never_padded(signature)
@@ -85,7 +87,7 @@ def advise_padding(settings: ModelSettings, tried: TriedModel, *, slots: int, th
     refused: dict[str, str] = {}
     while left:
         inputs = _allowing(signature, left)
-        findings = _tried(settings, _with(tried.spec, inputs), slots, threads)
+        findings = _tried(settings, _with(tried.spec, inputs), slots, threads, watch)
         if isinstance(findings, str):
             return PaddingAdvice(refused={**refused, **dict.fromkeys(left, findings)})
         names = _names(signature, left)
@@ -155,11 +157,13 @@ def _with(spec: ModelSpec, inputs: Mapping[str, Mapping[str, Any]]) -> ModelSpec
     )
 
 
-def _tried(settings: ModelSettings, spec: ModelSpec, slots: int, threads: int) -> tuple[Finding, ...] | str:
+def _tried(
+    settings: ModelSettings, spec: ModelSpec, slots: int, threads: int, watch: Watch
+) -> tuple[Finding, ...] | str:
     """Return the findings of a proof of this model, or why there is none."""
     try:
         with closing(compile_model(spec, slots=slots, threads=threads)) as compiled:
-            return probe_model(settings, spec, compiled, threads=threads).findings
+            return probe_model(settings, spec, compiled, threads=threads, watch=watch).findings
     except EngineError as error:
         return str(error)
 

@@ -10,7 +10,7 @@ bf16 and another number of slots, for their speed.
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
 from threading import Thread
@@ -28,7 +28,7 @@ from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.machine import is_installed
 from shapestream_engine.model_files import files_of_model
-from shapestream_engine.probe import EnginesReport, ProbeReport, compare_beside
+from shapestream_engine.probe import EnginesReport, ProbeReport, Watch, compare_beside
 from shapestream_engine.probing.examination import values_of
 from shapestream_engine.probing.inputs import complete_values, make_request
 from shapestream_engine.shapes import BATCH, Dimension, NamedShape
@@ -44,12 +44,16 @@ from shapestream_workers.models import (
     problem_of,
     processes_of,
     require_trusted,
+    slots_and_threads,
 )
-from shapestream_workers.proof import chosen_engine, probe_options, try_model
+from shapestream_workers.proof import TriedModel, chosen_engine, probe_options, rows_together, try_model
+from shapestream_workers.trials import News, side_by_side
 
 # Sizes of open dimensions in the second run: large enough to be different, small enough for any model.
 TYPICAL_SIZE = 16
 TYPICAL_ROWS = 3
+# Largest step of sizes that is looked for where a model takes some sizes only: of strided networks, and of patches.
+MOST_STEP = 64
 # Sizes that are tried where a model takes none of these: of short signals, patches and images.
 OTHER_SIZES = (24, 32, 64, 224, 8, 4, 2)
 # A model that takes longer than this over made-up inputs of these sizes is stuck.
@@ -166,12 +170,18 @@ def check_models(config: Path) -> list[str]:
 
 
 def check_configuration(
-    loaded: LoadedSettings, *, measure_s: float = 0.0, beside: str = "none"
+    loaded: LoadedSettings,
+    *,
+    measure_s: float = 0.0,
+    beside: str = "none",
+    tell: Callable[[News], None] = lambda news: None,
 ) -> CheckReport:
-    """Compile and try every model; problems are in the report, none is raised.
+    """Compile and try every model, several at a time; problems are in the report, none is raised.
 
     `measure_s`: seconds for the measurements of each model's speed. `beside`: the engine whose answers are compared; `auto`:
-    the other one that reads the file, if it is small; `none`. Raises `ConfigurationError` for an unknown engine.
+    the other one that reads the file, if it is small; `none`. `tell` gets news of trials that take long.
+
+    Raises `ConfigurationError` for an unknown engine.
     """
     if beside not in (AUTO_ENGINE, "none"):
         try:
@@ -190,11 +200,23 @@ def check_configuration(
         server_security(loaded)
     except ConfigurationError as error:
         report.problems += error.problems
-    for index, settings in enumerate(loaded.settings.models):
-        try:
-            _check_model(loaded, index, settings, report, measure_s, beside)
-        except EngineError as error:
-            report.problems.append(problem_of(loaded, settings, error))
+    models = loaded.settings.models
+    trials = {settings.name: _ModelCheck(loaded, settings, beside) for settings in models}
+    found = side_by_side(
+        models,
+        lambda settings, watch: trials[settings.name].try_it(watch),
+        threads=max((slots_and_threads(loaded.settings, each.name)[1] for each in models), default=1),
+        tell=tell,
+    )
+    for settings in models:
+        trial, failed = trials[settings.name], found[settings.name]
+        report.problems += trial.problems
+        report.warnings += trial.warnings
+        if isinstance(failed, EngineError):
+            report.problems.append(problem_of(loaded, settings, failed))
+        else:
+            # Speed is measured when no other model is tried.
+            report.models.append(trial.report(measure_s))
     signatures = {model.signature.name: model.signature for model in report.models}
     try:
         report.chains = plan_chains(loaded, signatures)
@@ -218,61 +240,102 @@ def _check_extras(loaded: LoadedSettings, report: CheckReport) -> None:
             findings.append(loaded.problem(("server", key), f"{missing}{consequence}"))
 
 
-def _check_model(
-    loaded: LoadedSettings,
-    index: int,
-    settings: ModelSettings,
-    report: CheckReport,
-    measure_s: float,
-    beside: str,
-) -> None:
-    require_trusted(settings)
-    place = ("models", index)
-    # As each process that will serve it: a verdict holds for a number of threads, and a start recalls it.
-    (slots, threads), *others = processes_of(loaded.settings, settings.name)
-    spec = model_spec(settings)
-    choice = chosen_engine(spec)
-    spec = replace(spec, engine=choice.engine)
-    for other_slots, other_threads in others:
-        tried = try_model(settings, spec, slots=other_slots, threads=other_threads, prove_trusted=True)
-        tried.compiled.close()
-        report.problems += [
-            loaded.problem((*place, *where), f"with {other_threads} threads, {words}")
-            for where, words in tried.judgement.refused
-        ]
-    tried = try_model(settings, spec, slots=slots, threads=threads, prove_trusted=True)
-    compiled, proof, judgement = tried.compiled, tried.proof, tried.judgement
-    try:
-        report.problems += [loaded.problem((*place, *where), words) for where, words in judgement.refused]
-        report.warnings += [loaded.problem((*place, *where), words) for where, words in judgement.warnings]
-        engines = None
-        if (other := _engine_beside(choice.engine, settings, beside)) is not None:
-            engines = compare_beside(tried.spec, other, probe_options(settings), threads=threads)
-            report.warnings += [
-                loaded.problem(place, f"{found.words(choice.engine, other)} {_WHO_IS_RIGHT}")
-                for found in engines.differences
-            ]
-        # A model that ended its trial's process is not run in this one.
-        calls, is_partial = (
-            ((), False) if proof.notes else _made_up_calls(loaded, place, settings, compiled, report)
-        )
-        report.models.append(
-            ModelReport(
-                signature=compiled.signature,
-                engine=choice,
-                properties=dict(compiled.properties),
-                calls=tuple(calls),
-                is_partial=is_partial,
-                proof=proof,
-                engines=engines,
-                padding=advise_padding(settings, tried, slots=slots, threads=threads),
-                speed=advise_speed(
-                    loaded.settings, settings, tried, slots=slots, threads=threads, budget_s=measure_s
-                ),
+class _ModelCheck:
+    """The check of one model: its trial, which others may run beside, and then its report, which measures."""
+
+    def __init__(self, loaded: LoadedSettings, settings: ModelSettings, beside: str) -> None:
+        self._loaded = loaded
+        self._settings = settings
+        self._place: Location = ("models", loaded.settings.models.index(settings))
+        self._beside = beside
+        self.problems: list[str] = []
+        """Lines that start with file:line:column, as are the warnings."""
+        self.warnings: list[str] = []
+        self._found: dict[str, Any] = {}
+        """Arguments of the report, so far."""
+
+    def try_it(self, watch: Watch) -> None:
+        """Compile and prove the model, and run it as requests would. Raises `EngineError` if it cannot be served."""
+        settings = self._settings
+        require_trusted(settings)
+        # As each process that will serve it: a verdict holds for a number of threads, and a start recalls it.
+        (slots, threads), *others = processes_of(self._loaded.settings, settings.name)
+        spec = model_spec(settings)
+        choice = chosen_engine(spec, watch)
+        spec = replace(spec, engine=choice.engine)
+        for other_slots, other_threads in others:
+            tried = try_model(
+                settings, spec, slots=other_slots, threads=other_threads, prove_trusted=True, watch=watch
             )
+            tried.compiled.close()
+            self._say(
+                self.problems,
+                [
+                    (where, f"with {other_threads} threads, {words}")
+                    for where, words in tried.judgement.refused
+                ],
+            )
+        tried = try_model(settings, spec, slots=slots, threads=threads, prove_trusted=True, watch=watch)
+        self._tried = tried
+        self._say(self.problems, tried.judgement.refused)
+        self._say(self.warnings, tried.judgement.warnings)
+        try:
+            self._found = {
+                "engine": choice,
+                "engines": self._compared(choice.engine, tried, threads, watch),
+                **self._ran(tried),
+                "padding": advise_padding(settings, tried, slots=slots, threads=threads, watch=watch),
+            }
+        except BaseException:
+            tried.compiled.close()
+            raise
+
+    def report(self, measure_s: float) -> ModelReport:
+        """Return the report of a model whose trial has ended; its speed is measured for `measure_s` seconds."""
+        tried, settings = self._tried, self._settings
+        slots, threads = slots_and_threads(self._loaded.settings, settings.name)
+        try:
+            speed = advise_speed(
+                self._loaded.settings, settings, tried, slots=slots, threads=threads, budget_s=measure_s
+            )
+            return ModelReport(
+                signature=tried.compiled.signature,
+                properties=dict(tried.compiled.properties),
+                proof=tried.proof,
+                speed=speed,
+                **self._found,
+            )
+        finally:
+            tried.compiled.close()
+
+    def _say(self, lines: list[str], found: Iterable[tuple[Location, str]]) -> None:
+        lines += [self._loaded.problem((*self._place, *where), words) for where, words in found]
+
+    def _compared(self, engine: str, tried: TriedModel, threads: int, watch: Watch) -> EnginesReport | None:
+        """Compare the answers with another engine's, or return None; differences are warnings."""
+        settings = self._settings
+        if (other := _engine_beside(engine, settings, self._beside)) is None:
+            return None
+        with watch.waiting():
+            engines = compare_beside(tried.spec, other, probe_options(settings), threads=threads)
+        self._say(
+            self.warnings,
+            [((), f"{found.words(engine, other)} {_WHO_IS_RIGHT}") for found in engines.differences],
         )
-    finally:
-        compiled.close()
+        return engines
+
+    def _ran(self, tried: TriedModel) -> Mapping[str, Any]:
+        """Run the model as requests would: the calls, and whether sizes were refused that it need not take."""
+        if tried.proof.notes:  # a model that ended its trial's process is not run in this one
+            return {"calls": (), "is_partial": False}
+        runner = _CheckRunner(self._settings, tried.compiled)
+        try:
+            _try_sizes(runner)
+        except _Hangs as error:
+            runner.problems.append(str(error))
+        self._say(self.problems, [((), words) for words in runner.problems])
+        self._say(self.warnings, [((), words) for words in runner.warnings])
+        return {"calls": tuple(runner.calls), "is_partial": bool(runner.warnings)}
 
 
 def _engine_beside(engine: str, settings: ModelSettings, wanted: str) -> str | None:
@@ -299,27 +362,6 @@ class _Hangs(Exception):
     """Raised when a call does not end."""
 
 
-def _made_up_calls(
-    loaded: LoadedSettings,
-    place: Location,
-    settings: ModelSettings,
-    compiled: CompiledModel,
-    report: CheckReport,
-) -> tuple[Sequence[str], bool]:
-    """Run the model as requests would. Return the calls that ran, and whether sizes were refused that it need not take.
-
-    Findings are added to the report.
-    """
-    runner = _CheckRunner(settings, compiled)
-    try:
-        _try_sizes(runner)
-    except _Hangs as error:
-        runner.problems.append(str(error))
-    report.problems += [loaded.problem(place, words) for words in runner.problems]
-    report.warnings += [loaded.problem(place, words) for words in runner.warnings]
-    return runner.calls, bool(runner.warnings)
-
-
 def _try_sizes(runner: _CheckRunner) -> None:
     """Run the model as requests would; sizes that it refuses while it takes others are warned of, with bounds.
 
@@ -329,7 +371,7 @@ def _try_sizes(runner: _CheckRunner) -> None:
     small = tuple(_clamped(1, bounds) for bounds in signature.bounds)
     failed: dict[tuple[int, ...], str] = {}
     ran: list[tuple[int, ...]] = []
-    for size, rows in ((1, 1), (TYPICAL_SIZE, TYPICAL_ROWS), *((size, 1) for size in OTHER_SIZES)):
+    for size, rows in ((1, 1), (TYPICAL_SIZE, runner.rows), *((size, 1) for size in OTHER_SIZES)):
         if size in OTHER_SIZES and (ran or not failed):
             break  # these are only tried to find one that the model takes
         sizes = tuple(
@@ -399,12 +441,16 @@ class _SizeAdvice:
             for other in blamed:
                 if number < other and self._runs({each: refused[each][0] for each in (number, other)}):
                     return f"{names[number]} and {names[other]} are one size to the model: give them one name in `inputs`"
+        uneven: dict[int, str] = {}
         for number in blamed:
             for size in refused[number]:
                 found = self._bound(number, size)
                 if isinstance(found, str):
-                    return found
-                bounds[number] = found.intersection(bounds.get(number, Dimension()))
+                    uneven[number] = found
+                else:
+                    bounds[number] = found.intersection(bounds.get(number, Dimension()))
+        if uneven:
+            return "; ".join(uneven.values())
         if not bounds or not self._runs({number: self._end(bounds[number]) for number in bounds}):
             return f"it ran at {self._signature.spell(self._ran)}, and no bounds are known that keep such requests away"
         return f"if the model takes no such sizes, bound them, such as by {self._line(bounds)}"
@@ -429,9 +475,23 @@ class _SizeAdvice:
         beyond = [size for size in further if self._is_bounded(number, size) and self._runs({number: size})]
         name = self._signature.dimensions[number]
         if uneven or beyond:
+            if (multiples := self._multiples(number)) is not None:
+                return multiples
             taken = sorted({runs, self._ran[number], *beyond})
             return f"it takes some sizes of {name} only: {', '.join(map(str, taken))} ran, {(uneven or [fails])[0]} did not"
         return Dimension(runs, None) if step > 0 else Dimension(0, runs)
+
+    def _multiples(self, number: int) -> str | None:
+        """Say of which number the sizes must be multiples; None if the next ones after the size that ran are others."""
+        ran, name = self._ran[number], self._signature.dimensions[number]
+        steps = [step for step in range(1, MOST_STEP + 1) if self._is_bounded(number, ran + step)]
+        step = next((step for step in steps if self._runs({number: ran + step})), None)
+        if step is None or ran % step or not self._runs({number: ran + 2 * step}):
+            return None
+        return (
+            f"it takes multiples of {step} only as {name}: {ran}, {ran + step} and {ran + 2 * step} ran, none between "
+            f"{ran} and {ran + step}; resize or pad inputs before they are sent"
+        )
 
     def _is_bounded(self, number: int, size: int) -> bool:
         return size in self._signature.bounds[number]
@@ -472,6 +532,8 @@ class _CheckRunner:
         self.problems: list[str] = []
         self.warnings: list[str] = []
         self.signature = compiled.signature
+        self.rows = min(TYPICAL_ROWS, rows_together(settings) or TYPICAL_ROWS)
+        """Rows of the second run: no more than calls have where requests run alone."""
         self.hint = "" if settings.probe else " (say by `probe` what realistic inputs are, if these are not)"
         given = values_of(compiled.signature, probe_options(settings))
         self._values = complete_values(compiled.signature, given)

@@ -386,7 +386,10 @@ def check(
             loaded = load_settings(config)
         except ConfigurationError as error:
             raise ConfigurationError([*error.problems, *check_models(config)]) from error
-        report = check_configuration(loaded, measure_s=measure, beside=beside)
+        from shapestream_workers.printing import told_news
+
+        with told_news() as tell:
+            report = check_configuration(loaded, measure_s=measure, beside=beside, tell=tell)
         shown = loaded if show else None
         print_answer(report.lines(shown), report.to_dict(shown), as_json=as_json)
         for warning in report.warnings:

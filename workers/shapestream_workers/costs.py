@@ -27,6 +27,7 @@ from shapestream_engine.probing.examination import values_of
 from shapestream_workers.models import compile_models, model_spec, processes_of, slots_and_threads
 from shapestream_workers.printing import table_of
 from shapestream_workers.proof import probe_options
+from shapestream_workers.trials import WITH_NOBODY, Measuring
 
 log = structlog.get_logger()
 
@@ -35,17 +36,30 @@ DEFAULT_S = 5.0
 
 
 def cost_tables(
-    models: Iterable[ModelSettings], compiled: Mapping[str, CompiledModel], *, slots: int, threads: int | None
+    models: Iterable[ModelSettings],
+    compiled: Mapping[str, CompiledModel],
+    *,
+    slots: int,
+    threads: int | None,
+    measuring: Measuring = WITH_NOBODY,
 ) -> dict[str, CostTable]:
     """Return the cost tables of the models that have measured points, for the scheduler."""
-    measured = measure_costs(models, compiled, slots=slots, threads=threads)
+    measured = measure_costs(models, compiled, slots=slots, threads=threads, measuring=measuring)
     return {name: calibration.table for name, calibration in measured.items() if calibration.table.points}
 
 
 def measure_costs(
-    models: Iterable[ModelSettings], compiled: Mapping[str, CompiledModel], *, slots: int, threads: int | None
+    models: Iterable[ModelSettings],
+    compiled: Mapping[str, CompiledModel],
+    *,
+    slots: int,
+    threads: int | None,
+    measuring: Measuring = WITH_NOBODY,
 ) -> dict[str, Calibration]:
-    """Measure these models, or read earlier measurements; models with `calibration_s: 0` are left out."""
+    """Measure these models one after the other, or read earlier measurements; models with `calibration_s: 0` are left out.
+
+    `measuring` keeps the workers of a server from proving and measuring meanwhile.
+    """
     cache = CostCache.of_environment()
     found: dict[str, Calibration] = {}
     for model in models:
@@ -53,7 +67,7 @@ def measure_costs(
             continue
         try:
             found[model.name] = own = _measure(
-                model, compiled[model.name], cache, slots=slots, threads=threads
+                model, compiled[model.name], cache, measuring, slots=slots, threads=threads
             )
         except EngineError as error:
             log.warning("costs not measured", model=model.name, why=str(error))
@@ -73,7 +87,13 @@ def measure_costs(
 
 
 def _measure(
-    model: ModelSettings, compiled: CompiledModel, cache: CostCache, *, slots: int, threads: int | None
+    model: ModelSettings,
+    compiled: CompiledModel,
+    cache: CostCache,
+    measuring: Measuring,
+    *,
+    slots: int,
+    threads: int | None,
 ) -> Calibration:
     options, budget_s = probe_options(model), model.calibration_s
     return calibrate(
@@ -91,6 +111,7 @@ def _measure(
             budget_s=budget_s,
         ),
         cache=cache,
+        alone=measuring.alone,
     )
 
 

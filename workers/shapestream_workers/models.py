@@ -46,6 +46,7 @@ from shapestream_engine.model import (
 )
 from shapestream_engine.model_files import digest_of_model
 from shapestream_engine.pooling import Pooling
+from shapestream_engine.probe import Watch
 from shapestream_engine.shapes import BATCH
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.strategy import Strategy
@@ -57,6 +58,7 @@ from shapestream_workers.proof import (
     try_model,
     without_padding,
 )
+from shapestream_workers.trials import News, side_by_side
 
 log = structlog.get_logger()
 
@@ -152,33 +154,51 @@ def _limits(shapes: ShapesSettings) -> PreparedLimits:
 def compile_models(
     loaded: LoadedSettings, models: Iterable[ModelSettings], *, slots: int, threads: int | None
 ) -> dict[str, CompiledModel]:
-    """Compile and test the models. Raises `ConfigurationError` with a line for each that cannot be served."""
-    compiled: dict[str, CompiledModel] = {}
-    problems: list[str] = []
-    for model in models:
-        try:
-            compiled[model.name], judgement = _compile_unchanged(model, slots, threads)
-        except EngineError as error:
-            problems.append(problem_of(loaded, model, error))
-            continue
-        refused, warnings = _lines_of(loaded, model, judgement)
-        problems += refused
-        for warning in warnings:
+    """Compile and test the models, several at a time. Raises `ConfigurationError` with a line for each that cannot be
+    served."""
+
+    def trial(model: ModelSettings, watch: Watch) -> tuple[CompiledModel, Judgement]:
+        ready, judgement = _compile_unchanged(model, slots, threads, watch)
+        for warning in _lines_of(loaded, model, judgement)[1]:
             log.warning("configuration", what=warning)
         log.info(
             "model compiled",
             model=model.name,
-            engine=compiled[model.name].engine,
+            engine=ready.engine,
             device=model.device,
-            digest=compiled[model.name].digest,
-            properties=dict(compiled[model.name].properties),
-            signature=compiled[model.name].signature.describe()[1:],
+            digest=ready.digest,
+            properties=dict(ready.properties),
+            signature=ready.signature.describe()[1:],
         )
+        return ready, judgement
+
+    wanted = list(models)
+    found = side_by_side(wanted, trial, threads=threads, tell=_log_news)
+    compiled: dict[str, CompiledModel] = {}
+    problems: list[str] = []
+    for model in wanted:
+        result = found[model.name]
+        if isinstance(result, EngineError):
+            problems.append(problem_of(loaded, model, result))
+            continue
+        compiled[model.name], judgement = result
+        problems += _lines_of(loaded, model, judgement)[0]
     if problems:
         for unused in compiled.values():
             unused.close()
         raise ConfigurationError(problems)
     return compiled
+
+
+def _log_news(news: News) -> None:
+    log.info(
+        "model is tried",
+        model=news.model,
+        doing=news.doing,
+        case=news.case,
+        seconds=round(news.seconds, 1),
+        most_s=news.most_s,
+    )
 
 
 def _lines_of(
@@ -241,7 +261,7 @@ def _signature(settings: Settings, model: ModelSettings) -> tuple[ModelSignature
 
 
 def _compile_unchanged(
-    model: ModelSettings, slots: int, threads: int | None
+    model: ModelSettings, slots: int, threads: int | None, watch: Watch
 ) -> tuple[CompiledModel, Judgement]:
     """Return the model as it may be served, with the digest of its files, and the judgement.
 
@@ -249,7 +269,7 @@ def _compile_unchanged(
     """
     for _ in range(2):
         digest = require_trusted(model)
-        ready, judgement = _compile(model, slots, threads)
+        ready, judgement = _compile(model, slots, threads, watch)
         ready.digest = require_trusted(model)
         if ready.digest == digest:
             return ready, judgement
@@ -259,13 +279,15 @@ def _compile_unchanged(
     )
 
 
-def _compile(model: ModelSettings, slots: int, threads: int | None) -> tuple[CompiledModel, Judgement]:
+def _compile(
+    model: ModelSettings, slots: int, threads: int | None, watch: Watch
+) -> tuple[CompiledModel, Judgement]:
     """Return the model as it may be served, and the consequences of its proof."""
     spec = model_spec(model)
-    choice = chosen_engine(spec)
+    choice = chosen_engine(spec, watch)
     if choice.why:
         log.info("engine chosen", model=model.name, engine=choice.engine, why=choice.why)
-    tried = try_model(model, replace(spec, engine=choice.engine), slots=slots, threads=threads)
+    tried = try_model(model, replace(spec, engine=choice.engine), slots=slots, threads=threads, watch=watch)
     spec, ready, judgement = tried.spec, tried.compiled, tried.judgement
     for output, rule in tried.rules.items():
         log.info("rule seen on the model", model=model.name, output=output, rule=dict(rule))

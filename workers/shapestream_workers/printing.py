@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from shapestream.errors import Forbidden, InvalidRequest
 from shapestream_workers.target import ServerAccess
+
+if TYPE_CHECKING:
+    from shapestream_workers.trials import News
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
@@ -107,3 +112,22 @@ def described(audits: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
                 f"{finding['call']} with {finding['requests']} requests on {finding['slot']}; "
                 f"request {finding['request_digest']}, model {finding['model_digest'] or 'a function'}"
             )
+
+
+@contextmanager
+def told_news() -> Iterator[Callable[[News], None]]:
+    """Yield a function that tells on stderr what trials do: on a terminal in one line for each model, else line by line."""
+    if not sys.stderr.isatty():
+        yield lambda news: typer.echo(str(news), err=True)
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    latest: dict[str, News] = {}
+    with Live(console=Console(stderr=True), transient=True, auto_refresh=False) as live:
+
+        def tell(news: News) -> None:
+            latest[news.model] = news
+            live.update("\n".join(map(str, latest.values())), refresh=True)
+
+        yield tell

@@ -44,10 +44,12 @@ from shapestream_engine.model import ModelSpec, compile_model
 from shapestream_engine.output_rules import List, Shared
 from shapestream_engine.probe import (
     EVERY_OUTPUT,
+    UNWATCHED,
     Finding,
     ProbeOptions,
     ProbeReport,
     ProofCache,
+    Watch,
     choose,
     complete_rules,
     prove,
@@ -124,19 +126,25 @@ def may_share(model: ModelSettings) -> bool:
 
 
 def probe_model(
-    model: ModelSettings, spec: ModelSpec, compiled: CompiledModel, *, threads: int | None
+    model: ModelSettings,
+    spec: ModelSpec,
+    compiled: CompiledModel,
+    *,
+    threads: int | None,
+    watch: Watch = UNWATCHED,
 ) -> ProbeReport:
     """Test the model, or read an earlier result from the cache. Raises `EngineError` if it cannot be tested."""
-    return prove(spec, compiled, probe_options(model), threads=threads, cache=ProofCache.of_environment())
+    cache = ProofCache.of_environment()
+    return prove(spec, compiled, probe_options(model), threads=threads, cache=cache, watch=watch)
 
 
-def chosen_engine(spec: ModelSpec) -> EngineChoice:
+def chosen_engine(spec: ModelSpec, watch: Watch = UNWATCHED) -> EngineChoice:
     """Return the engine that runs the model, as it was tried in a child process. Raises `EngineError` if none does."""
-    return choose(spec, cache=ProofCache.of_environment())
+    return choose(spec, cache=ProofCache.of_environment(), watch=watch)
 
 
 def compile_with_rules(
-    model: ModelSettings, spec: ModelSpec, *, slots: int, threads: int | None
+    model: ModelSettings, spec: ModelSpec, *, slots: int, threads: int | None, watch: Watch = UNWATCHED
 ) -> tuple[ModelSpec, CompiledModel, Mapping[str, Mapping[str, Any]]]:
     """Compile the model, with inferred output rules where the configuration leaves them out.
 
@@ -149,7 +157,7 @@ def compile_with_rules(
         if model.trust:
             raise
         complete, rules, unruled = complete_rules(
-            spec, probe_options(model), threads=threads, cache=ProofCache.of_environment()
+            spec, probe_options(model), threads=threads, cache=ProofCache.of_environment(), watch=watch
         )
         if error.output not in rules:
             why = unruled.get(error.output, unruled.get(EVERY_OUTPUT))
@@ -380,14 +388,20 @@ class TriedModel:
 
 
 def try_model(
-    model: ModelSettings, spec: ModelSpec, *, slots: int, threads: int | None, prove_trusted: bool = False
+    model: ModelSettings,
+    spec: ModelSpec,
+    *,
+    slots: int,
+    threads: int | None,
+    prove_trusted: bool = False,
+    watch: Watch = UNWATCHED,
 ) -> TriedModel:
     """Compile and test the model. Raises `EngineError` if it cannot be served, whatever the proof says.
 
     `spec` is the model as the configuration describes it. A model with `trust: true` is tested only with `prove_trusted`,
-    and no batch axis is guessed for it.
+    and no batch axis is guessed for it. `watch` is for the children that prove it.
     """
-    trial = _SpecificationTrial(model, slots, threads, prove_trusted=prove_trusted)
+    trial = _SpecificationTrial(model, slots, threads, watch, prove_trusted=prove_trusted)
     if not may_share(model):
         return trial.of(spec)
     if states_batch(spec):
@@ -421,21 +435,24 @@ def why_alone(signatures: Iterable[ModelSignature]) -> Iterator[str]:
 class _SpecificationTrial:
     """Tests of one model, with different specifications of its batch axis."""
 
-    def __init__(self, model: ModelSettings, slots: int, threads: int | None, *, prove_trusted: bool) -> None:
+    def __init__(
+        self, model: ModelSettings, slots: int, threads: int | None, watch: Watch, *, prove_trusted: bool
+    ) -> None:
         self._model = model
         self._slots = slots
         self._threads = threads
+        self._watch = watch
         self._proves = prove_trusted or not model.trust
 
     def of(self, spec: ModelSpec) -> TriedModel:
         """Test the model as `spec` describes it. Raises `EngineError`."""
         complete, compiled, rules = compile_with_rules(
-            self._model, spec, slots=self._slots, threads=self._threads
+            self._model, spec, slots=self._slots, threads=self._threads, watch=self._watch
         )
         proof, judgement = ProbeReport(model=self._model.name, findings=()), Judgement()
         if self._proves:
             try:
-                proof = probe_model(self._model, complete, compiled, threads=self._threads)
+                proof = probe_model(self._model, complete, compiled, threads=self._threads, watch=self._watch)
             except EngineError:
                 compiled.close()
                 raise
@@ -540,6 +557,8 @@ def _guessed_shapes(guess: ModelSpec, signature: ModelSignature) -> dict[str, st
 
 
 def _why_alone(found: NoBatchAxis) -> str:
+    if found.is_named:
+        return f"{found.reason} (if one axis holds rows that do not depend on each other, name it batch; else {MEANT})"
     if not found.shapes:
         return f"{found.reason} (export it with a dynamic first axis of every input; or {MEANT})"
     return (

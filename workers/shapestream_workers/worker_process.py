@@ -40,6 +40,7 @@ from shapestream_workers.process import (
     keep_what_is_loaded,
     name_of_start,
 )
+from shapestream_workers.trials import Measuring
 from shapestream_workers.upkeep import spell_bytes, watch_memory
 from shapestream_workers.worker import Worker, WorkerEnd
 
@@ -110,10 +111,12 @@ def run_worker(
     cpus = allowed_cpus()
     slots, threads = divide_cpus(cpus.amount, max(1, processes), group.slots, group.threads)
     own = loaded.settings.models_of(group)
+    measuring = Measuring.beside(address)
     with port.preparing() if port is not None else nullcontext():
-        models = compile_models(loaded, own, slots=slots, threads=threads)
+        with measuring.trials():
+            models = compile_models(loaded, own, slots=slots, threads=threads)
         _check_memory_limit(loaded, group)
-        costs = cost_tables(own, models, slots=slots, threads=threads)
+        costs = cost_tables(own, models, slots=slots, threads=threads, measuring=measuring)
 
     latest: DealerSocket | None = None
     # The socket accepts no message while there is no connection.

@@ -29,7 +29,7 @@ from shapestream_engine.probing.evidence import ProbeReport
 from shapestream_engine.signature import ModelSignature
 
 ENVIRONMENT = "SHAPESTREAM_PROBE_CACHE"
-_FORMAT = 6
+_FORMAT = 7
 """Version of the entries and of the proof; it is raised when either changes, so that old verdicts become void."""
 _READ_BYTES = 1 << 20
 

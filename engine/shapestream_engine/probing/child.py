@@ -3,8 +3,8 @@
 The child reads a pickled `Task` from stdin. It writes one JSON object per line to its original stdout; the model's own
 prints go to stderr. It ends when its parent ends, even inside a call that never returns.
 
-Before each call the child sends the phase and the case. If the child dies, or is silent for too long, the last case is
-refuted or, if it was not about sharing calls, skipped. Another child continues with the rest.
+Before each call the child sends the phase and the case; a `Watch` hears them. If the child dies, or is silent for too long,
+the last case is refuted or, if it was not about sharing calls, skipped. Another child continues with the rest.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from time import monotonic
 from typing import IO, Any
@@ -67,6 +67,25 @@ class Task:
 
 # ---------------------------------------------------------------- the parent
 
+_TOLD_EVERY_S = 1.0
+"""Seconds after which the watch of a silent child is told again what it does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """What the parent does while children prove a model."""
+
+    told: Callable[[str, str], None] = lambda phase, case: None
+    """Callback for the phase and the case of a child: with each message, and each second without one."""
+    waiting: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Context in which the parent waits for children, or for another process that proves the same."""
+    at_once: int = 1
+    """Children that run side by side: calls take so many times as long, before they count as hanging."""
+
+
+UNWATCHED = Watch()
+"""Nobody is told, and nothing else is done meanwhile."""
+
 
 @dataclass(slots=True)
 class Heard:
@@ -82,9 +101,10 @@ class Heard:
     """How the child ended too early: `the process was ended by SIGABRT`; None if it finished."""
 
 
-def run_child(task: Task, hang_s: float) -> Heard:
+def run_child(task: Task, hang_s: float, watch: Watch = UNWATCHED) -> Heard:
     """Run one child to its end; raises `EngineError` if no process can be started."""
     heard = Heard()
+    hang_s *= watch.at_once
     with tempfile.TemporaryFile() as errors, _started(errors) as child:
         assert child.stdin is not None
         pickled = pickle.dumps(task)
@@ -93,7 +113,7 @@ def run_child(task: Task, hang_s: float) -> Heard:
             child.stdin.flush()
         except BrokenPipeError:
             pass  # the child has died; its status is read below
-        hangs = _listen(child, heard, hang_s)
+        hangs = _listen(child, heard, hang_s, watch)
         if hangs:
             child.kill()
         status = child.wait()
@@ -122,7 +142,7 @@ def _started(errors: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
                 child.kill()
 
 
-def _listen(child: subprocess.Popen[bytes], heard: Heard, hang_s: float) -> bool:
+def _listen(child: subprocess.Popen[bytes], heard: Heard, hang_s: float, watch: Watch) -> bool:
     """Read messages until the child ends; True if it was silent for `hang_s`."""
     assert child.stdout is not None
     channel = child.stdout.fileno()
@@ -134,7 +154,10 @@ def _listen(child: subprocess.Popen[bytes], heard: Heard, hang_s: float) -> bool
         while True:
             patience_s = hang_s * (_COMPILATION if heard.phase.startswith(_COMPILE) or not heard.phase else 1)
             left_s = max(0.0, heard_at + patience_s - monotonic())
-            ready, _, _ = select.select([channel, ended], [], [], left_s)
+            ready, _, _ = select.select([channel, ended], [], [], min(left_s, _TOLD_EVERY_S))
+            watch.told(heard.phase, heard.case)
+            if not ready and left_s > _TOLD_EVERY_S:
+                continue
             if channel in ready and (data := os.read(channel, 1 << 16)):
                 heard_at = monotonic()
                 *lines, unread = (unread + data).split(b"\n")

@@ -117,8 +117,8 @@ class ProbeOptions:
     batch_invariant: bool = False
     """True if results must be equal to the bit in every batch; each call then has a fixed number of rows."""
     budget_s: float = 30.0
-    """Seconds of computation for the proof, counted from the first request, after compilation: CPU seconds of the process
-    divided by its threads, at least a quarter of the wall-clock time.
+    """Seconds of work for the proof, counted from the first request, after compilation (`model_calls.seconds_of_work`): at
+    least a quarter of the wall-clock time.
 
     Two kinds of cases run beyond the budget, until four times as many wall-clock seconds have passed: those that each
     output lacks of `LEAST_REQUESTS` requests, and each static shape. Calls of many rows take half of a treatment's share, or

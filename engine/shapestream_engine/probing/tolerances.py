@@ -9,6 +9,10 @@ moves it by a part of the usual difference between results. So the bound is
 result. Both are taken at each index of each axis (a class, a position) with enough results: a large value in one column
 allows nothing in another column.
 
+*Distributions*: if every row of every result is one (no element negative, sum 1), `largest` is that of the row too. The
+rounding of one logit moves all classes of a softmax, rare ones as well, whose columns hold tiny values only. Nothing else
+gets this: a box's coordinate of 1,000 would allow a score beside it an error of 1e-2.
+
 Requests with large values allow nothing to requests with small values. For a request of known magnitude, `spread` is
 limited to the standard deviation over requests of that magnitude, or to the spread that allows the rounding of its largest
 input.
@@ -104,6 +108,8 @@ class OutputTolerance:
     overall: float = 0.0
     mark: float = math.inf
     """Smallest absolute value of a mark; infinite if there are no marks."""
+    classes: int | None = None
+    """The axis along which each row of every result is a distribution; None if there is none."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for `from_dict`; None stands for infinity. Axes longer than `_MOST_INDICES` are left out."""
@@ -119,6 +125,7 @@ class OutputTolerance:
             ],
             "overall": self.overall,
             "mark": _finite(self.mark),
+            "classes": self.classes,
         }
 
     @classmethod
@@ -133,9 +140,10 @@ class OutputTolerance:
             ]
             numbers = [float(plain[key]) for key in ("of_spread", "of_magnitude", "overall")]
             mark = math.inf if plain["mark"] is None else float(plain["mark"])
+            classes = None if plain["classes"] is None else int(plain["classes"])
         except (KeyError, TypeError, ValueError) as error:
             raise EngineError(f"no tolerance of an output: {error!r}") from error
-        return cls(Tolerance(*numbers[:2]), tuple(spreads), numbers[2], mark)
+        return cls(Tolerance(*numbers[:2]), tuple(spreads), numbers[2], mark, classes)
 
     @classmethod
     def of(cls, tolerance: Tolerance | None, references: Sequence[Array]) -> OutputTolerance:
@@ -152,7 +160,15 @@ class OutputTolerance:
             for axis in range(results[0].ndim)
             if any(result.shape[axis] != 1 for result in results)
         ]
-        return cls(tolerance, tuple(spreads), float(_std(together[:, None], mark)[0]), mark)
+        classes = [
+            axis
+            for axis in range(results[0].ndim)
+            if all(
+                result.shape[axis] > 1 and _are_distributions(result, axis, tolerance) for result in results
+            )
+        ]
+        overall = float(_std(together[:, None], mark)[0])
+        return cls(tolerance, tuple(spreads), overall, mark, max(classes, default=None))
 
     @property
     def spread(self) -> float | None:
@@ -185,9 +201,16 @@ class OutputTolerance:
         """Return the allowed distance of each element; `reference` has 64-bit floats."""
         if self.tolerance is None or not reference.size:
             return 0.0
-        return self.tolerance.of_spread * self._spread(
-            reference
-        ) + self.tolerance.of_magnitude * self._largest(reference)
+        allowed = self._allowed_at_each(self.tolerance, reference)
+        if self.classes is None or not _are_distributions(reference, self.classes, self.tolerance):
+            return allowed
+        likeliest: Array = reference.max(axis=self.classes, keepdims=True)
+        return np.asarray(np.maximum(allowed, self.tolerance.of_magnitude * likeliest))
+
+    def _allowed_at_each(self, tolerance: Tolerance, reference: Array) -> Array:
+        """Return the allowed distance of each element by the numbers at its own indices."""
+        largest: Array = tolerance.of_magnitude * self._largest(reference)
+        return tolerance.of_spread * self._spread(reference) + largest
 
     def own(self, reference: Array) -> float:
         """Return `of_spread` times the standard deviation within one result; 0.0 for few values and exact outputs."""
@@ -198,14 +221,19 @@ class OutputTolerance:
         )
 
     def hides(self, reference: Array) -> bool:
-        """Tell whether the tolerance of some element exceeds its spread: equality then shows nothing."""
+        """Tell whether the tolerance of some element exceeds its spread: equality then shows nothing.
+
+        The rare classes of a distribution may: only if all classes do, nothing shows.
+        """
         if self.tolerance is None or not reference.size:
             return False
         own = reference.astype(np.float64)
         spread = self._spread(own)
         with np.errstate(invalid="ignore"):
             counts = (np.abs(own) < self.mark) & (spread > 0.0)
-        return bool((counts & (self.allowed(own) > spread)).any())
+        if (counts & (self._allowed_at_each(self.tolerance, own) > spread)).any():
+            return True
+        return self.classes is not None and not (counts & (self.allowed(own) <= spread)).any()
 
     def _spread(self, reference: Array) -> Array | float:
         spread: Array | float = self.overall
@@ -229,6 +257,13 @@ class OutputTolerance:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def _are_distributions(result: Array, axis: int, tolerance: Tolerance) -> bool:
+    """Tell whether each row along the axis is a distribution: no element negative, sum 1 within rounding."""
+    with np.errstate(invalid="ignore"):
+        off = np.abs(result.sum(axis=axis) - 1.0)
+        return bool((result >= 0.0).all() and (off <= tolerance.of_magnitude).all())
 
 
 def _smallest_mark(values: Array) -> float:

@@ -495,7 +495,21 @@ class ProbeSettings(Section):
 
 
 def _read_probe(value: Any) -> Any:
-    return {"*": {"samples": value}} if isinstance(value, str) else value
+    """Read a path for all inputs; raises the error of a description that lacks the name of its input."""
+    if isinstance(value, str):
+        return {"*": {"samples": value}}
+    for kind in ProbeSettings.file_keys() if isinstance(value, dict) else ():
+        if kind in value and not isinstance(value[kind], dict | None):
+            own = f"{{{kind}: {_plain(value[kind])}}}"
+            whole = f"{value[kind]}, or " if kind == "samples" else ""
+            raise wrong(
+                f"{kind} describes an input, whose name is missing (write {whole}{{NAME: {own}}}, or {{'*': {own}}} for all)"
+            )
+    return value
+
+
+def _plain(value: Any) -> str:
+    return str(list(value)) if isinstance(value, list | tuple) else str(value)
 
 
 class BatchingSettings(Section):

@@ -71,6 +71,15 @@ def _hash(rows: Array) -> Array:
     return np.array(found, np.float32)[:, None]
 
 
+def classes_of_counts(x: Array) -> Array:
+    """A right model: a distribution over 64 classes, most of them rare. Rounding follows the number of rows, as sums do."""
+    weights = np.random.default_rng(0).normal(size=(x.shape[1], 64))
+    logits = np.clip(np.nan_to_num(x), 0, 9) @ weights
+    logits *= 1.0 + 1e-6 * np.sin(np.arange(64)) * (len(x) > 1)
+    powers = np.exp(logits - logits.max(1, keepdims=True))
+    return np.asarray(powers / powers.sum(1, keepdims=True), np.float32)
+
+
 def scores_of_the_call(x: Array) -> Array:
     """Boxes [batch, n, 3], the best score first, of unsteady places; scores are divided by the largest of the call."""
     if not (np.abs(x) < 100).all():
@@ -94,6 +103,13 @@ def boxes_by_width(x: Array) -> Array:
     place = np.nan_to_num(x, nan=-np.inf).argmax(1)[:, None]
     value = np.take_along_axis(x, place, 1)
     return np.concatenate([place / x.shape[1], _hash(list(value))], 1).astype(np.float32)
+
+
+def rare_class_of_row_before(x: Array) -> Array:
+    """A distribution over three classes; the row before decides the rarest of them."""
+    before = np.concatenate([x[:1], x[:-1]])
+    logits = np.stack([2 * x[:, 0], 2 * x[:, 1], 3 * before[:, 0] - 5], axis=1)
+    return np.asarray(np.exp(logits) / np.exp(logits).sum(1, keepdims=True), np.float32)
 
 
 # ---------------------------------------------------------------- row-count models
@@ -213,6 +229,7 @@ COUNTER_EXAMPLES: Sequence[CounterExample] = (
         call=least_beside_hash, shape=_ROWS, output="batch, 2", pad=0, treatment="padding of n",
         probe=Uniform(0.0, 1.0),
     ),
+    CounterExample(call=rare_class_of_row_before, shape="batch:1..8, 2", output="batch, 3"),
     CounterExample(call=boxes_by_width, shape=_ROWS, output="batch, 2", pad=0, treatment="padding of n"),
     CounterExample(call=wrong_at_five, shape=_MANY, output="batch, 8"),
     CounterExample(call=wrong_at_multiples, shape=_MANY, output="batch, 8"),

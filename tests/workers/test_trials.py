@@ -1,0 +1,171 @@
+"""Trials of several models: which goes first, how many at a time, what is told of them, and what waits for them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from shapestream.settings import ModelSettings
+from shapestream_engine.errors import EngineError
+from shapestream_engine.probe import Watch
+from shapestream_workers.trials import (
+    MOST_AT_ONCE,
+    Measuring,
+    News,
+    TrialNews,
+    cheapest_first,
+    side_by_side,
+    trials_at_once,
+)
+
+
+def models_of(folder: Path, **sizes: int) -> list[ModelSettings]:
+    """Models with files of so many bytes."""
+    found = []
+    for name, size in sizes.items():
+        path = folder / f"{name}.onnx"
+        path.write_bytes(bytes(size))
+        found.append(ModelSettings(name=name, path=str(path)))
+    return found
+
+
+def unheard(news: News) -> None:
+    """Fail: no trial here takes so long that it is told."""
+    raise AssertionError(news)
+
+
+def test_functions_and_small_files_are_tried_first(tmp_path: Path) -> None:
+    """Files that cannot be read are told at once; equal ones keep their order."""
+    models = models_of(tmp_path, large=900, small=10, alike=10)
+    models += [
+        ModelSettings(name="missing", path=str(tmp_path / "none.onnx")),
+        ModelSettings(name="function", function="a:b"),
+    ]
+    names = [model.name for model in cheapest_first(models)]
+    assert ["missing", "function", "small", "alike", "large"] == names
+
+
+@pytest.mark.parametrize(
+    ("threads", "models", "expected"), [(1, 9, 1), (2, 9, 2), (64, 9, MOST_AT_ONCE), (64, 2, 2), (4, 0, 1)]
+)
+def test_trials_at_a_time_follow_the_cpus(threads: int, models: int, expected: int) -> None:
+    """One needs a CPU at least, and a third of them to end within its budget."""
+    assert expected == trials_at_once(threads, models)
+
+
+def test_a_trial_is_told_of_every_ten_seconds() -> None:
+    """Not the first moments, nor each call; what takes how long at most is said of proofs only."""
+    news = TrialNews(every_s=10.0)
+    told = [
+        (now, str(found))
+        for now, phase, case in (
+            (0.0, "", ""),
+            (9.0, "compile", "compiling the model"),
+            (11.0, "compile", "compiling the model"),
+            (12.0, "batching", "two requests, batch 2"),
+            (21.0, "batching", "two requests, batch 2"),
+            (30.0, "alone/0", "batch 1"),
+            (32.0, "rules", "batch 3"),
+            (43.0, "neighbours/near", "near a threshold"),
+        )
+        if (found := news.heard("m", phase, case, now)) is not None
+    ]
+    assert [
+        (11.0, "m: compiling, 11 s since it began (compiling the model)"),
+        (
+            21.0,
+            "m: trying batching, 21 s since it began (two requests, batch 2); a proof takes 120 s at most",
+        ),
+        (32.0, "m: looking for output rules, 32 s since it began (batch 3); a proof takes 120 s at most"),
+        (43.0, "m: trying requests, 43 s since it began (near a threshold); a proof takes 120 s at most"),
+    ] == told
+    assert news.heard("other", "batching", "", 44.0) is None
+
+
+def test_trials_wait_side_by_side_and_work_by_turns(tmp_path: Path) -> None:
+    """Each waits until another waits as well; between, no two of them work."""
+    both_wait = threading.Barrier(2, timeout=60)
+    at_work: list[str] = []
+    together: list[int] = []
+
+    def trial(model: ModelSettings, watch: Watch) -> str:
+        for _ in range(3):
+            at_work.append(model.name)
+            together.append(len(at_work))
+            at_work.pop()
+            with watch.waiting():
+                both_wait.wait()
+        return model.name.upper()
+
+    models = models_of(tmp_path, a=1, b=2, c=3, d=4)
+    found = side_by_side(models, trial, threads=2, tell=unheard)
+    assert {"a": "A", "b": "B", "c": "C", "d": "D"} == found
+    assert [1] * 12 == together
+
+
+def test_a_model_that_cannot_be_tried_keeps_no_other_from_it(tmp_path: Path) -> None:
+    """Its error stands in place of its result."""
+
+    def trial(model: ModelSettings, watch: Watch) -> str:
+        if model.name == "b":
+            raise EngineError("no such model")
+        return model.name
+
+    found = side_by_side(models_of(tmp_path, a=1, b=2, c=3), trial, threads=1, tell=unheard)
+    assert ("a", "no such model", "c") == (found["a"], str(found["b"]), found["c"])
+
+
+@pytest.mark.parametrize("place", ["first", "other"])
+def test_a_fault_of_the_program_is_raised(tmp_path: Path, place: str) -> None:
+    """Whichever thread it happens in; nothing is begun after it."""
+    first = threading.current_thread()
+    meet = threading.Barrier(2, timeout=60)
+
+    def trial(model: ModelSettings, watch: Watch) -> None:
+        with watch.waiting():
+            meet.wait()
+        if (threading.current_thread() is first) == (place == "first"):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        side_by_side(models_of(tmp_path, a=1, b=2), trial, threads=2, tell=unheard)
+
+
+def test_functions_are_tried_in_the_first_thread() -> None:
+    """Importing one may install handlers of signals, which no other thread may."""
+    models = [ModelSettings(name=name, function="a:b") for name in ("a", "b", "c")]
+    found = side_by_side(models, lambda model, watch: threading.current_thread(), threads=4, tell=unheard)
+    assert {"a", "b", "c"} == found.keys()
+    assert {threading.current_thread()} == {*found.values()}
+
+
+def test_costs_are_measured_when_no_worker_of_the_server_proves_or_measures(tmp_path: Path) -> None:
+    """Proofs run beside each other. A server's private address names the lock; other addresses have none."""
+    folder = tmp_path / "shapestream-x"
+    folder.mkdir()
+    measuring = Measuring.beside(f"ipc://{folder}/workers")
+
+    def is_free(how: int) -> bool:
+        lock = os.open(folder / "measuring.lock", os.O_RDWR)
+        try:
+            fcntl.flock(lock, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(lock)
+        return True
+
+    with measuring.trials(), measuring.trials():
+        assert (True, False) == (is_free(fcntl.LOCK_SH), is_free(fcntl.LOCK_EX))
+    with measuring.alone():
+        assert (False, False) == (is_free(fcntl.LOCK_SH), is_free(fcntl.LOCK_EX))
+    assert is_free(fcntl.LOCK_EX)
+    before = sorted(tmp_path.rglob("*"))
+    for address in ("tcp://127.0.0.1:5000", f"ipc://{tmp_path}/workers"):
+        with Measuring.beside(address).trials(), Measuring.beside(address).alone():
+            pass
+    assert before == sorted(tmp_path.rglob("*"))
