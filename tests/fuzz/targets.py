@@ -234,7 +234,7 @@ def text_bodies(data: bytes) -> None:
     for read, form in ((read_request, openai_error), (read_embed, tei_error), (read_tokenize, tei_error)):
         asked = refused = None
         try:
-            asked = read(data)
+            asked = at_once(read(data))
         except (RequestError, HttpError) as error:
             refused = error_answer(form(error))
         if asked is None:

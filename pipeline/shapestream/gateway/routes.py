@@ -29,7 +29,7 @@ from shapestream.gateway.infer_request import (
     read_outputs,
 )
 from shapestream.gateway.infer_tensors import DEFAULT_PRIORITY_LEVEL, flag, own_id
-from shapestream.gateway.json_text import read_object, write_json
+from shapestream.gateway.json_text import dropped, read_object, write_json
 from shapestream.gateway.model_pages import (
     PAGE_S,
     READY_S,
@@ -63,7 +63,7 @@ from shapestream.gateway.tei_api import (
 )
 from shapestream.gateway.text_calls import TextCalls
 from shapestream.gateway.text_ports import text_ports
-from shapestream.slices import LongSteps
+from shapestream.slices import LONG_BYTES, LongSteps, at_once
 from shapestream.transport.http_listener import REFUSED_SITES, is_sent_by_another_site
 from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
 from shapestream.web.quotas import Quotas
@@ -187,7 +187,8 @@ class Routes:
 
     async def _index(self, request: HttpRequest) -> HttpResponse:
         nbytes = len(request.body)
-        asked = await self._long_steps.run(nbytes, partial(read_object, request.body)) if nbytes else {}
+        read = read_object(request.body)
+        asked = await self._long_steps.finish_slices(nbytes, read) if nbytes else {}
         ready_only = flag(asked, "ready") is True
         return _page(repository_index(await self._counters(PAGE_S), ready_only=ready_only))
 
@@ -200,7 +201,7 @@ class Routes:
     @cached_property
     def _description(self) -> HttpResponse:
         """The description of the interface, without the paths of services that are not configured."""
-        told = read_object(files("shapestream.gateway").joinpath("openapi.json").read_bytes())
+        told = at_once(read_object(files("shapestream.gateway").joinpath("openapi.json").read_bytes()))
         served = (f"{MODELS}{{model}}",) if "/v1/models" in self._pages else ()
         told["paths"] = {
             path: page
@@ -249,13 +250,18 @@ class Routes:
     async def _infer(self, model: str, request: HttpRequest) -> HttpResponse:
         began = trio.current_time()
         nbytes, steps = json_nbytes(request), self._long_steps
-        body = await steps.run(nbytes, partial(read_body, request, self._default_priority_level))
+        body = await steps.finish_slices(nbytes, read_body(request, self._default_priority_level))
         deadline_s = body.options.deadline_s
-        signature = await signature_of(self._client, model, deadline_s)
-        if any(port.is_string for port in signature.inputs):
-            nbytes = len(request.body)  # strings are read one by one, also those of binary data
-        inputs = await steps.run_slices(nbytes, read_inputs(body, signature))
-        asked = read_outputs(body, signature)
+        try:
+            signature = await signature_of(self._client, model, deadline_s)
+            strings = any(port.is_string for port in signature.inputs)
+            # Strings are read one by one, also those of binary data.
+            read_nbytes = len(request.body) if strings else nbytes
+            inputs = await steps.finish_slices(read_nbytes, read_inputs(body, signature))
+            asked = read_outputs(body, signature)
+        finally:
+            if nbytes >= LONG_BYTES:
+                await steps.finish_slices(nbytes, dropped(body.content))
         with self._in_flight.one(request.peer):
             result = await self._client.infer(
                 model,
@@ -344,7 +350,7 @@ class TextRoutes:
     # ---------------------------------------------------------------- OpenAI
 
     async def _embeddings(self, request: HttpRequest) -> HttpResponse:
-        asked = await self._steps.run(len(request.body), partial(read_request, request.body))
+        asked = await self._steps.finish_slices(len(request.body), read_request(request.body))
         calls = self._openai.get(asked.model)
         if calls is None:
             raise unknown_model(asked.model, self._openai)
@@ -363,19 +369,19 @@ class TextRoutes:
     # ---------------------------------------------------------------- TEI
 
     async def _embed(self, calls: TextCalls, request: HttpRequest) -> HttpResponse:
-        asked = await self._steps.run(len(request.body), partial(read_embed, request.body))
+        asked = await self._steps.finish_slices(len(request.body), read_embed(request.body))
         found = await calls.embed(asked.inputs, asked.form, request)
         written = embed_response(asked, found.vectors, found.request_id)
         return await self._steps.run_slices(found.vectors.nbytes, written)
 
     async def _embed_sparse(self, calls: TextCalls, request: HttpRequest) -> HttpResponse:
-        asked = await self._steps.run(len(request.body), partial(read_embed, request.body))
+        asked = await self._steps.finish_slices(len(request.body), read_embed(request.body))
         found = await calls.embed_sparse(asked.inputs, request)
         written = embed_sparse_response(found.vectors, found.request_id)
         return await self._steps.run_slices(found.vectors.nbytes, written)
 
     async def _tokenize(self, calls: TextCalls, request: HttpRequest) -> HttpResponse:
-        inputs = await self._steps.run(len(request.body), partial(read_tokenize, request.body))
+        inputs = await self._steps.finish_slices(len(request.body), read_tokenize(request.body))
         tokens, request_id = await calls.tokenize(inputs, request)
         nbytes = sum(numbers.nbytes for numbers in tokens)
         return await self._steps.run_slices(nbytes, tokenize_response(tokens, request_id))
