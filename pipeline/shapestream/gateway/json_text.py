@@ -42,6 +42,7 @@ SLICE_NUMBERS = 32 * 1024
 """Numbers that are made an array, written or dropped in a turn of the event loop: 0.5 to 1.5 ms."""
 
 Container: TypeAlias = list[Any] | dict[str, Any]
+_CONTAINERS = frozenset({list, dict})
 
 
 def read_json(text: Buffer, advice: str = AS_BINARY) -> Slices[Any]:
@@ -228,14 +229,15 @@ def dropped(value: Any) -> Slices[None]:
     while waiting:
         own = waiting[-1]
         if isinstance(own, list) and own:
-            part = own[-SLICE_NUMBERS:]
-            del own[-SLICE_NUMBERS:]
+            part = own[-SLICE_NUMBERS // 2 :]
+            del own[-SLICE_NUMBERS // 2 :]
         elif isinstance(own, dict) and own:
             part = [own.popitem()[1] for _ in range(min(len(own), SLICE_NUMBERS // 8))]
         else:
             waiting.pop()
             continue
-        waiting += [each for each in part if isinstance(each, list | dict)]
+        if not _CONTAINERS.isdisjoint(map(type, part)):
+            waiting += [each for each in part if type(each) in _CONTAINERS]
         taken += len(part)
         del part
         if taken >= SLICE_NUMBERS // 2:
