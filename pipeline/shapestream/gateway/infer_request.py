@@ -10,7 +10,7 @@ import math
 from array import array
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -82,7 +82,9 @@ class InferBody:
     binary: memoryview
     """The bytes behind the JSON object."""
     content: dict[str, Any]
-    """The whole object, to be dropped."""
+    """The whole object."""
+    nbytes: int
+    """Bytes of its text."""
 
 
 def read_body(request: HttpRequest, default_priority_level: int) -> Slices[InferBody]:
@@ -91,13 +93,15 @@ def read_body(request: HttpRequest, default_priority_level: int) -> Slices[Infer
     length = json_nbytes(request)
     content = yield from read_object(body[:length])
     try:
-        return _body_of(content, body[length:], default_priority_level)
+        return _body_of(content, length, body[length:], default_priority_level)
     except (HttpError, RequestError):
         yield from dropped(content)
         raise
 
 
-def _body_of(content: dict[str, Any], binary: memoryview, default_priority_level: int) -> InferBody:
+def _body_of(
+    content: dict[str, Any], nbytes: int, binary: memoryview, default_priority_level: int
+) -> InferBody:
     request_id = content.get("id")
     if request_id is not None and not isinstance(request_id, str):
         raise HttpError(400, f'"id" is a string, not {type_name(request_id)}')
@@ -108,6 +112,7 @@ def _body_of(content: dict[str, Any], binary: memoryview, default_priority_level
         outputs=_list(content, "outputs"),
         binary=binary,
         content=content,
+        nbytes=nbytes,
     )
 
 
@@ -135,6 +140,26 @@ def _list(content: Mapping[str, Any], key: str) -> list[Any]:
     if len(value) > MAX_TENSORS:
         raise HttpError(400, f'"{key}" has {len(value)} entries; at most {MAX_TENSORS} are taken')
     return value
+
+
+def refused(body: InferBody, error: RequestError) -> Slices[NoReturn]:
+    """Drop what a body has, and raise the error."""
+    yield from dropped(body.content)
+    raise error
+
+
+def read_tensors(
+    body: InferBody, signature: ModelSignature
+) -> Slices[tuple[dict[str, npt.NDArray[Any]], list[AskedOutput]]]:
+    """Return the input arrays by name, and the outputs that are asked for. The body is empty afterwards."""
+    return (yield from dropped_after(body.nbytes, body.content, _tensors_of(body, signature)))
+
+
+def _tensors_of(
+    body: InferBody, signature: ModelSignature
+) -> Slices[tuple[dict[str, npt.NDArray[Any]], list[AskedOutput]]]:
+    inputs = yield from read_inputs(body, signature)
+    return inputs, read_outputs(body, signature)
 
 
 # ---------------------------------------------------------------- outputs
@@ -228,7 +253,7 @@ def _from_json(port: InputPort, shape: tuple[int, ...], data: Any) -> Slices[npt
             f'input {port.name!r} needs "data", a list, or "binary_data_size"; "data" is {type_name(data)}',
         )
     flat = yield from _flattened(port, shape, data)
-    return (yield from dropped_after(flat, _array_of(port, shape, flat)))
+    return (yield from dropped_after(8 * len(flat), flat, _array_of(port, shape, flat)))
 
 
 def _array_of(port: InputPort, shape: tuple[int, ...], flat: list[Any]) -> Slices[npt.NDArray[Any]]:

@@ -245,8 +245,13 @@ def dropped(value: Any) -> Slices[None]:
             yield
 
 
-def dropped_after(content: Any, work: Slices[T]) -> Slices[T]:
-    """Return the result of work that reads a value, which is dropped in slices afterwards, also where the work fails."""
+def dropped_after(nbytes: int, content: Any, work: Slices[T]) -> Slices[T]:
+    """Return the result of work that reads the value of a text of so many bytes.
+
+    The value of a long one is dropped in slices afterwards, also where the work fails.
+    """
+    if nbytes <= PIECE_BYTES:
+        return (yield from work)
     try:
         result = yield from work
     except (HttpError, RequestError):

@@ -58,7 +58,7 @@ def read_request(body: Buffer) -> Slices[EmbeddingsRequest]:
     `user`, and fields that OpenAI's API does not have, are ignored.
     """
     content = yield from read_object(body, FEWER_TEXTS)
-    return (yield from dropped_after(content, _request_of(content)))
+    return (yield from dropped_after(len(body), content, _request_of(content)))
 
 
 def _request_of(content: dict[str, Any]) -> Slices[EmbeddingsRequest]:

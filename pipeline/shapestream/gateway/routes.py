@@ -25,11 +25,11 @@ from shapestream.gateway.infer_request import (
     infer_response,
     json_nbytes,
     read_body,
-    read_inputs,
-    read_outputs,
+    read_tensors,
+    refused,
 )
 from shapestream.gateway.infer_tensors import DEFAULT_PRIORITY_LEVEL, flag, own_id
-from shapestream.gateway.json_text import dropped, read_object, write_json
+from shapestream.gateway.json_text import read_object, write_json
 from shapestream.gateway.model_pages import (
     PAGE_S,
     READY_S,
@@ -63,7 +63,7 @@ from shapestream.gateway.tei_api import (
 )
 from shapestream.gateway.text_calls import TextCalls
 from shapestream.gateway.text_ports import text_ports
-from shapestream.slices import LONG_BYTES, LongSteps, at_once
+from shapestream.slices import LongSteps, at_once
 from shapestream.transport.http_listener import REFUSED_SITES, is_sent_by_another_site
 from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
 from shapestream.web.quotas import Quotas
@@ -135,13 +135,15 @@ class Routes:
                 return request.peer, page
             return self._tokens.caller_of(request), page
         except (RequestError, HttpError) as error:
-            raise self._in_its_form(request, error) from error
+            raise self._in_its_form(request, error) from None
 
     async def _answered(self, page: Page, request: HttpRequest) -> HttpResponse:
         try:
             return await page(request)
         except (RequestError, HttpError) as error:
-            raise self._in_its_form(request, error) from error
+            # It would keep the frames in which it was raised, and these the body, until a garbage collection.
+            error.__traceback__ = error.__context__ = error.__cause__ = None
+            raise self._in_its_form(request, error) from None
 
     def _in_its_form(self, request: HttpRequest, error: RequestError | HttpError) -> HttpError:
         """Return an error as the clients of a path expect it."""
@@ -252,16 +254,16 @@ class Routes:
         nbytes, steps = json_nbytes(request), self._long_steps
         body = await steps.finish_slices(nbytes, read_body(request, self._default_priority_level))
         deadline_s = body.options.deadline_s
+        refusal: RequestError | None = None
         try:
             signature = await signature_of(self._client, model, deadline_s)
-            strings = any(port.is_string for port in signature.inputs)
-            # Strings are read one by one, also those of binary data.
-            read_nbytes = len(request.body) if strings else nbytes
-            inputs = await steps.finish_slices(read_nbytes, read_inputs(body, signature))
-            asked = read_outputs(body, signature)
-        finally:
-            if nbytes >= LONG_BYTES:
-                await steps.finish_slices(nbytes, dropped(body.content))
+        except RequestError as error:
+            refusal = error
+        if refusal is not None:
+            await steps.finish_slices(nbytes, refused(body, refusal))
+        if any(port.is_string for port in signature.inputs):
+            nbytes = len(request.body)  # strings are read one by one, also those of binary data
+        inputs, asked = await steps.finish_slices(nbytes, read_tensors(body, signature))
         with self._in_flight.one(request.peer):
             result = await self._client.infer(
                 model,

@@ -76,7 +76,7 @@ def read_embed(body: Buffer) -> Slices[EmbedRequest]:
     here, and ignored.
     """
     content = yield from read_object(body, FEWER_TEXTS)
-    return (yield from dropped_after(content, _embed(content)))
+    return (yield from dropped_after(len(body), content, _embed(content)))
 
 
 def _embed(content: dict[str, Any]) -> Slices[EmbedRequest]:
@@ -89,7 +89,7 @@ def _embed(content: dict[str, Any]) -> Slices[EmbedRequest]:
 def read_tokenize(body: Buffer) -> Slices[Texts]:
     """Read the body of `POST /tokenize`. Raises `HttpError` for one that is no JSON, and `WrongField`."""
     content = yield from read_object(body, FEWER_TEXTS)
-    return (yield from dropped_after(content, _tokenize(content)))
+    return (yield from dropped_after(len(body), content, _tokenize(content)))
 
 
 def _tokenize(content: dict[str, Any]) -> Slices[Texts]:
