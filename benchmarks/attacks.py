@@ -4,7 +4,9 @@ Beside honest callers over HTTP and gRPC, a child process attacks a gateway, or 
 much work as is legal, by requests that never end, by answers that it does not read. Some attacks have a token.
 Quiet stretches and attacks alternate. The table has the p99 of an honest caller over the attacked protocol, its rate of
 answers / that of the quiet stretch before, and the longest turn of an event loop, in CPU time between two waits: of the HTTP
-gateway or of the server, whichever is longer. Every honest answer is compared, and a refusal ends the benchmark.
+gateway or of the server, whichever is longer. The honest caller's model has a worker of its own; a table of one row says
+what it costs to share a slot with the attacker. Every honest answer is compared, and a refusal ends the benchmark.
+`--profile` tells besides which functions took the time of a long turn.
 
 With `--soak SECONDS` all attacks go on in turn for so long, each beside both honest callers, and the memory of every process
 is compared between the end of the first round of attacks and the end.
@@ -43,10 +45,11 @@ from rich.console import Console
 from tests.tokenizer_files import write_tokenizer
 
 from benchmarks.binary_infer import PATH, head_of, headers_of
-from benchmarks.floods import hello, mapped, pack, request, table_of
+from benchmarks.floods import hello, pack, request, table_of
 from benchmarks.http_client import HOST, HttpClient
 from benchmarks.processes import START_S, Child, child_process
 from benchmarks.report import Figure, Report, print_reports
+from benchmarks.turns import longest_turn_s, profiles_in
 from shapestream.gateway import open_inference_pb2 as protocol
 
 CONNECTIONS = (1, 16)
@@ -71,6 +74,9 @@ _WIDE = "shape: 'batch:1..50000, width:0..1000000', element_type: f32"
 _MODELS = f"""\
 models:
   - {{name: small, function: 'benchmarks.models:identity', trust: true, calibration_s: 0,
+     inputs: {{x: {{shape: 'batch:1..64, {WIDTH}', element_type: f32}}}},
+     outputs: {{y: {{shape: 'batch:1..64, {WIDTH}', element_type: f32, rule: rows}}}}}}
+  - {{name: beside, function: 'benchmarks.models:identity', trust: true, calibration_s: 0,
      inputs: {{x: {{shape: 'batch:1..64, {WIDTH}', element_type: f32}}}},
      outputs: {{y: {{shape: 'batch:1..64, {WIDTH}', element_type: f32, rule: rows}}}}}}
   - {{name: wide, function: 'benchmarks.models:identity', trust: true, calibration_s: 0, batching: {{max_batch: 50000}},
@@ -103,7 +109,8 @@ chains:
       - {{name: embed, model: embed, in: {{ids: tokens.input_ids}}, each: item of tokens.input_ids, at_most: 2048}}
     outputs: {{embedding: embed.y, tokens: tokens.counts}}
 workers:
-  - {{models: [small, wide, words, emit, grow, tokens, embed], slots: 1, threads: 1}}
+  - {{models: [small], slots: 1, threads: 1}}
+  - {{models: [beside, wide, words, emit, grow, tokens, embed], slots: 1, threads: 1}}
   - {{models: [slow], slots: 1, threads: 1}}
 logging: {{level: info, format: json}}
 """
@@ -114,9 +121,10 @@ folder = os.environ.get("ATTACKS_TURNS")
 if folder and {"gateway", "serve"} & set(sys.argv):
     import trio
     from pathlib import Path
-    from benchmarks.floods import Turns
-    kind = "gateway" if "gateway" in sys.argv else "serve"
-    trio.run = functools.partial(trio.run, instruments=[Turns(Path(folder) / f"{kind}-{os.getpid()}.turns")])
+    from benchmarks.turns import Turns
+    kind = ("grpc" if "--grpc" in sys.argv else "http") if "gateway" in sys.argv else "serve"
+    turns = Turns(Path(folder), f"{kind}-{os.getpid()}", profiles="ATTACKS_PROFILES" in os.environ)
+    trio.run = functools.partial(trio.run, instruments=[turns])
 '''
 
 # ------------------------------------------------------------ attacks
@@ -440,18 +448,23 @@ GRPC_ATTACKS: dict[str, Attack] = {
     "calls of a slow model": _calls_of_a_slow_model,
     "unread answers": _unread_answers,
 }
-ATTACKS = HTTP_ATTACKS | GRPC_ATTACKS
+SHARED_SLOT = "2,048 texts, on the same slot"
+"""The attack whose honest caller asks a model of the attacked worker: what does a shared slot cost?"""
+ATTACKS = HTTP_ATTACKS | GRPC_ATTACKS | {SHARED_SLOT: HTTP_ATTACKS["2,048 texts"]}
+
+SMOKE_ATTACKS = ("two MB of numbers", "checks of health", "calls without messages", SHARED_SLOT)
+"""Of each protocol one, and of the shared slot."""
 
 # ------------------------------------------------------------ honest callers
 
 
-def over_http(port: int, token: str, requests: int) -> list[float]:
+def over_http(port: int, token: str, requests: int, model: str) -> list[float]:
     """Seconds of each request from when it was due; every answer is compared."""
     head = head_of(WIDTH)
     rows = [np.full(WIDTH, number, np.float32).tobytes() for number in range(requests)]
     headers = headers_of(head) + f"Authorization: Bearer {token}\r\n"
     taken: list[float] = []
-    with HttpClient(port, PATH.format("small"), headers) as client:
+    with HttpClient(port, PATH.format(model), headers) as client:
         began, sent = time.perf_counter(), 0
         while len(taken) < requests:
             left = began + sent * HTTP_INTERVAL_S - time.perf_counter() if sent < requests else TIMEOUT_S
@@ -466,7 +479,7 @@ def over_http(port: int, token: str, requests: int) -> list[float]:
     return taken
 
 
-def over_grpc(port: int, token: str, requests: int) -> list[float]:
+def over_grpc(port: int, token: str, requests: int, model: str) -> list[float]:
     """Ask by grpcio; what it returns is as `over_http` has it."""
     metadata = [("authorization", f"Bearer {token}")]
     ended: dict[int, float] = {}
@@ -476,7 +489,7 @@ def over_grpc(port: int, token: str, requests: int) -> list[float]:
         began, calls = time.perf_counter(), []
         for number in range(requests):
             time.sleep(max(0.0, began + number * GRPC_INTERVAL_S - time.perf_counter()))
-            message = _message("small", np.full((1, WIDTH), number, np.float32))
+            message = _message(model, np.full((1, WIDTH), number, np.float32))
             call = infer.future(message, timeout=TIMEOUT_S, metadata=metadata, wait_for_ready=True)
             call.add_done_callback(lambda _, number=number: ended.setdefault(number, time.perf_counter()))
             calls.append(call)
@@ -503,22 +516,12 @@ class Victim:
     turns: Path
     log: Path
 
-    def ask(self, protocol_name: str, requests: int) -> tuple[float, float]:
-        """The p99 in seconds, and answers per second."""
+    def ask(self, protocol_name: str, requests: int, model: str = "small") -> tuple[float, float]:
+        """The p99 in seconds, and answers per second. Only `small` has a worker of its own."""
         began = time.perf_counter()
         caller, port = (over_http, self.site.http) if protocol_name == "http" else (over_grpc, self.site.grpc)
-        taken = caller(port, self.honest, requests)
+        taken = caller(port, self.honest, requests, model)
         return sorted(taken)[int(0.99 * (len(taken) - 1))], requests / (time.perf_counter() - began)
-
-    def longest_turn_s(self, *, reset: bool = False) -> float:
-        """The longest turn of all event loops since the last reset."""
-        longest = 0.0
-        for path in self.turns.glob("*.turns"):
-            turns = mapped(path)
-            longest = max(longest, struct.unpack("d", turns[:])[0])
-            if reset:
-                turns[:] = struct.pack("d", 0.0)
-        return longest
 
     def resident_mb(self) -> dict[str, float]:
         """The resident memory of each process, by what it is and its number."""
@@ -548,7 +551,7 @@ class Victim:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[Victim]:
+def served(folder: Path, *, profiles: bool = False) -> Iterator[Victim]:
     """The server under attack."""
     turns, patch = folder / "turns", folder / "patch"
     turns.mkdir()
@@ -568,6 +571,8 @@ def served(folder: Path) -> Iterator[Victim]:
     )
     paths = os.pathsep.join([str(patch), str(Path(__file__).parents[1])])
     environment = {"ATTACKS_TURNS": str(turns), "PYTHONPATH": paths}
+    if profiles:
+        environment["ATTACKS_PROFILES"] = "1"
     with child_process(
         ["-m", "shapestream_workers", "serve", str(config)], log=log, environment=environment
     ) as child:
@@ -597,33 +602,57 @@ def _wait_for(log: Path, child: Child, names: tuple[str, ...]) -> dict[str, dict
 
 
 def measure(
-    folder: Path, *, requests: int, rounds: int, kinds: tuple[str, ...], connections: tuple[int, ...]
-) -> Report:
-    """The table: medians over rounds."""
+    folder: Path,
+    *,
+    requests: int,
+    rounds: int,
+    kinds: tuple[str, ...],
+    connections: tuple[int, ...],
+    profiles: bool = False,
+) -> list[Report]:
+    """The tables: medians over rounds. With `profiles` each attack's long turns are told besides."""
     found: dict[tuple[str, int], list[tuple[float, float, float]]] = {}
     quiet: dict[str, list[float]] = {"http": [], "grpc": []}
-    with served(folder) as victim:
+    with served(folder, profiles=profiles) as victim:
         for _ in range(rounds):
             for kind in kinds:
                 name = "grpc" if kind in GRPC_ATTACKS else "http"
+                model = "beside" if kind == SHARED_SLOT else "small"
                 for count in connections:
-                    victim.ask(name, 20)  # what the last attack left is done before
+                    victim.ask(name, 20, model)  # what the last attack left is done before
                     time.sleep(_SETTLE_S)
-                    p99_s, alone = victim.ask(name, requests)
+                    p99_s, alone = victim.ask(name, requests, model)
                     quiet[name].append(p99_s)
-                    victim.longest_turn_s(reset=True)
+                    longest_turn_s(victim.turns, reset=True)
                     with victim.attacked(kind, count):
-                        p99_s, beside = victim.ask(name, requests)
-                        longest_s = victim.longest_turn_s()
+                        p99_s, beside = victim.ask(name, requests, model)
+                        longest_s, _ = longest_turn_s(victim.turns)
+                        if profiles:
+                            tell_profiles(kind, count, victim.turns)
                     row = found.setdefault((kind, count), [])
                     row.append((p99_s * 1e3, beside / alone, longest_s * 1e3))
     alone_ms = {name: statistics.median(found) * 1e3 for name, found in quiet.items() if found}
     told = ", ".join(f"{name} {value:.1f} ms" for name, value in alone_ms.items())
     title = f"honest callers of the gateways beside an attack (p99 alone: {told})"
-    return table_of(title, "attack", found, connections, turn_ms=AIM_TURN_MS)
+    apart = {key: figures for key, figures in found.items() if key[0] != SHARED_SLOT}
+    shared = {key: figures for key, figures in found.items() if key[0] == SHARED_SLOT}
+    tables = [table_of(title, "attack", apart, connections, turn_ms=AIM_TURN_MS)] if apart else []
+    if shared:
+        title = "an honest caller whose model shares its only slot with the attacker's"
+        tables.append(table_of(title, "attack", shared, connections, has_aims=False))
+    return tables
 
 
-def soak(folder: Path, *, seconds: float, kinds: tuple[str, ...], connections: int, each_s: float) -> Report:
+def tell_profiles(kind: str, connections: int, turns: Path) -> None:
+    """Print the functions of the longest turn of each event loop, where it was long."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    for name, told in profiles_in(turns).items():
+        console.print(f"{kind}, {connections} conn., {name}: {told}", markup=False)
+
+
+def soak(
+    folder: Path, *, seconds: float, kinds: tuple[str, ...], connections: int, each_s: float
+) -> list[Report]:
     """All attacks in turn; the table has the memory of each process after the first round, and at the end."""
     amounts = {"http": int(each_s / HTTP_INTERVAL_S), "grpc": int(each_s / GRPC_INTERVAL_S)}
     answered = 0
@@ -661,7 +690,7 @@ def soak(folder: Path, *, seconds: float, kinds: tuple[str, ...], connections: i
                 Figure(at_end[name] - first, "MB", at_most=MOST_GROWTH_MB),
             )
         )
-    return report
+    return [report]
 
 
 def main(
@@ -671,6 +700,10 @@ def main(
     only: Annotated[list[str] | None, typer.Option("--only", help="These attacks.")] = None,
     soak_s: Annotated[float, typer.Option("--soak", help="All attacks in turn for so many seconds.")] = 0.0,
     one: Annotated[bool, typer.Option("--one", help="Attack over one connection only.")] = False,
+    profiles: Annotated[
+        bool,
+        typer.Option("--profile", help="Tell what long turns did, and how long; turns take longer then."),
+    ] = False,
     attack: Annotated[bool, typer.Option("--attack", hidden=True)] = False,
     words: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
 ) -> None:
@@ -680,7 +713,7 @@ def main(
         site = Site(http=int(http_port), grpc=int(grpc_port), ipc=ipc, token=token)
         ATTACKS[kind](site, int(count))
         return
-    kinds = tuple(only or (tuple(ATTACKS)[::5] if smoke else ATTACKS))
+    kinds = tuple(only or (SMOKE_ATTACKS if smoke else ATTACKS))
     if unknown := set(kinds) - set(ATTACKS):
         Console(stderr=True).print(
             f"no such attack: {', '.join(sorted(unknown))}; there are {', '.join(ATTACKS)}"
@@ -695,8 +728,9 @@ def main(
             rounds=1 if smoke else rounds,
             kinds=kinds,
             connections=(1,) if one or smoke else CONNECTIONS,
+            profiles=profiles,
         )
-    print_reports(lambda folder: [run(folder)], as_json=as_json)
+    print_reports(run, as_json=as_json)
 
 
 if __name__ == "__main__":

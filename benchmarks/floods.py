@@ -10,10 +10,8 @@ the protocol with pyzmq and msgpack alone, so that nothing of the client library
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
@@ -32,6 +30,7 @@ from rich.console import Console
 
 from benchmarks.processes import child_process, wait_for_slots
 from benchmarks.report import Figure, Report
+from benchmarks.turns import Turns, longest_turn_s
 
 MODEL = "tiny"
 ENTRIES = 256
@@ -208,36 +207,11 @@ def _entries(socket: zmq.Socket[bytes]) -> Iterator[Entry]:
         yield from msgpack.unpackb(socket.recv_multipart()[0])[1]
 
 
-def mapped(path: Path) -> mmap.mmap:
-    """The 8 bytes of a file, shared between processes."""
-    with path.open("r+b") as file:
-        return mmap.mmap(file.fileno(), 8)
-
-
-class Turns(trio.abc.Instrument):
-    """The longest turn of a server's event loop, in a file that another process reads and sets to 0."""
-
-    def __init__(self, path: Path) -> None:
-        path.write_bytes(struct.pack("d", 0.0))
-        self._began = 0.0
-        self._longest = mapped(path)
-
-    def after_io_wait(self, timeout: float) -> None:
-        """Begin a turn."""
-        self._began = time.thread_time()
-
-    def before_io_wait(self, timeout: float) -> None:
-        """End it."""
-        took = time.thread_time() - self._began
-        if self._began and took > struct.unpack("d", self._longest[:])[0]:
-            self._longest[:] = struct.pack("d", took)
-
-
 def serve_watched(config: str) -> None:
     """`shapestream serve`, with each turn measured."""
     from shapestream_workers.__main__ import main as any_command
 
-    watched = partial(trio.run, instruments=[Turns(Path(config).with_suffix(".turns"))])
+    watched = partial(trio.run, instruments=[Turns(Path(config).parent, "server")])
     trio.run = watched  # type: ignore[assignment]  # what the command calls
     sys.argv = ["shapestream", "serve", config]
     any_command()
@@ -278,7 +252,6 @@ def measure(
     quiet: list[float] = []
     with child_process(["-m", "benchmarks.floods", "--serve", str(config)], log=log) as server:
         wait_for_slots(server, address, 1, log)
-        turns = mapped(config.with_suffix(".turns"))
         for _ in range(rounds):
             for kind in kinds:
                 for count in connections:
@@ -286,10 +259,10 @@ def measure(
                     time.sleep(SETTLE_S)
                     p99_s, alone = _measured(address, requests)
                     quiet.append(p99_s)
-                    turns[:] = struct.pack("d", 0.0)
+                    longest_turn_s(folder, reset=True)
                     with _flooded(address, kind, count):
                         p99_s, beside = _measured(address, requests)
-                    longest_s = struct.unpack("d", turns[:])[0]
+                    longest_s, _ = longest_turn_s(folder)
                     found.setdefault((kind, count), []).append((p99_s * 1e3, beside / alone, longest_s * 1e3))
         if server.ended:
             raise AssertionError(f"the server ended:\n{log.read_text(errors='replace')[-4000:]}")
@@ -304,6 +277,7 @@ def table_of(
     connections: tuple[int, ...],
     *,
     turn_ms: float | None = None,
+    has_aims: bool = True,
 ) -> Report:
     """Return the medians of each kind: p99 in ms, rate / alone, and the longest turn in ms, whose aim is `turn_ms`.
 
@@ -315,7 +289,7 @@ def table_of(
         cells: list[Figure] = []
         for count in connections:
             p99_ms, rate, longest_ms = map(statistics.median, zip(*found[kind, count], strict=True))
-            is_one = count == 1
+            is_one = has_aims and count == 1
             cells += [
                 Figure(p99_ms, "ms", at_most=P99_MS if is_one else None),
                 Figure(rate, "x", at_least=RATE if is_one else None),

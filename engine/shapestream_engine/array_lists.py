@@ -107,7 +107,7 @@ def _checked(where: str, port: OutputPort, shape: NamedShape, value: Any) -> Arr
         value = np.asarray(value)  # what NumPy returns for an array without axes: `x.sum()`
     if not isinstance(value, np.ndarray):
         raise InferenceError(f"{where} is {type(value).__name__}, not a NumPy array")
-    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+    if string_arrays.is_masked(value):
         raise InferenceError(f"{where} has masked elements, and tensors have no mask; return .filled(value)")
     if value.dtype != array_dtype(port.element_type):
         raise InferenceError(f"{where} is of type {value.dtype}, declared is {port.element_type}")

@@ -169,7 +169,7 @@ def _has_masked(value: Any, depth: int = 0) -> bool:
         if depth > _DEEPEST:
             return False  # NumPy refuses deeper lists
         return any(type(each) not in _NUMBERS and _has_masked(each, depth + 1) for each in value)
-    return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
+    return string_arrays.is_masked(value)
 
 
 _NUMBERS = frozenset({int, float, bool})

@@ -10,6 +10,7 @@ as well.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from math import prod
@@ -62,13 +63,23 @@ def unpack(element_type: str, shape: Sizes, buffer: Any) -> Array:
     return array.reshape(shape[:-1])
 
 
+def is_masked(value: Any) -> bool:
+    """Tell whether an array has masked elements.
+
+    NumPy imports its module for such arrays when it is first named, which takes 20 ms and more of an event loop. Where it
+    was not imported, there is none.
+    """
+    masked: Any = sys.modules.get("numpy.ma")
+    return masked is not None and isinstance(value, masked.MaskedArray) and bool(masked.is_masked(value))
+
+
 def as_strings(element_type: str, value: Any) -> Array:
     """Return strings as an array of objects: of an array, or of nested lists. Raises `ElementTypeError` for others.
 
     A list does not become an array of the type `S` first, which would lose zeros at the end of its elements.
     """
     array = value if isinstance(value, np.ndarray) else np.array(value, object)
-    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+    if is_masked(array):
         raise ElementTypeError("masked elements are no strings; fill them, with .filled(value)")
     if array.dtype.kind not in _KINDS:
         raise ElementTypeError(f"elements are {element_type}, not {array.dtype}")

@@ -93,6 +93,17 @@ class LongSteps:
             pass
         return ended[0]
 
+    async def finish_slices(self, nbytes: int, work: Slices[T]) -> T:
+        """Do work as `run_slices` does, to its end also where the caller is cancelled meanwhile.
+
+        For work that drops in slices what it has made: left in the middle, it would be dropped in one.
+        """
+        if nbytes < LONG_BYTES:
+            return at_once(work)
+        with trio.CancelScope(shield=True):
+            return await self.run_slices(nbytes, work)
+        raise AssertionError("a shield ends nothing")
+
 
 def _next_slice(work: Slices[T]) -> tuple[()] | tuple[T]:
     """Do the next slice. Return nothing, or the result of the work at its end."""

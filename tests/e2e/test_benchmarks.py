@@ -89,6 +89,17 @@ def moderate(figures: Any) -> None:
         assert all(0 < float(row["p50, ms"]) <= float(row["p99, ms"]) for row in load["rows"][:3])
 
 
+def attacks(figures: Any) -> None:
+    """Honest callers over HTTP and gRPC beside attackers, each answer compared, and one that shares its slot."""
+    apart, shared = figures
+    assert ["two MB of numbers", "checks of health", "calls without messages"] == [
+        row["attack"] for row in apart["rows"]
+    ]
+    assert ["2,048 texts, on the same slot"] == [row["attack"] for row in shared["rows"]]
+    for row in apart["rows"] + shared["rows"]:
+        assert all(row[f"{figure}, 1 conn."] > 0 for figure in ("p99", "rate", "longest turn"))
+
+
 def scheduler(figures: Any) -> None:
     """Real events to the pure core, in a steady state: everything that arrives is delivered."""
     rows = figures["rows"]
@@ -97,7 +108,7 @@ def scheduler(figures: Any) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("promises", [limit, account, memory, chains, gateway, moderate, scheduler])
+@pytest.mark.parametrize("promises", [limit, account, memory, chains, gateway, moderate, scheduler, attacks])
 def test_a_benchmark_runs_and_reports(promises: Callable[[Any], None]) -> None:
     """As a smoke run, in a process of its own."""
     more = {limit: ("limit", "--trace", "lognormal"), account: ("limit", "--account")}

@@ -245,7 +245,7 @@ def text_bodies(data: bytes) -> None:
     for read, form in ((read_request, openai_error), (read_embed, tei_error), (read_tokenize, tei_error)):
         asked = refused = None
         try:
-            asked = read(data)
+            asked = at_once(read(data))
         except (RequestError, HttpError) as error:
             refused = error_answer(form(error))
         if asked is None:
@@ -269,7 +269,7 @@ def _score_bodies(data: bytes) -> None:
     """A body of texts that are to be scored, by TEI's and Cohere's APIs. What is taken can be answered."""
     for read, form in ((read_rerank, tei_error), (read_predict, tei_error), (read_ranking, openai_error)):
         try:
-            asked: RerankRequest | PredictRequest | RankingRequest = read(data)
+            asked: RerankRequest | PredictRequest | RankingRequest = at_once(read(data))
         except (RequestError, HttpError) as error:
             refused = error_answer(form(error))
             assert refused.status in TEXT_STATUSES

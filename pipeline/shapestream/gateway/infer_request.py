@@ -10,12 +10,13 @@ import math
 from array import array
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from shapestream.client.opened_models import Result
+from shapestream.errors import RequestError
 from shapestream.gateway.errors import OWN_ID
 from shapestream.gateway.infer_tensors import (
     DATATYPES,
@@ -40,8 +41,10 @@ from shapestream.gateway.infer_tensors import (
 )
 from shapestream.gateway.json_text import (
     SLICE_NUMBERS,
+    dropped,
+    dropped_after,
     flat_numbers,
-    list_of,
+    joined_lists,
     read_object,
     type_name,
     write_json,
@@ -78,13 +81,27 @@ class InferBody:
     outputs: list[Any]
     binary: memoryview
     """The bytes behind the JSON object."""
+    content: dict[str, Any]
+    """The whole object."""
+    nbytes: int
+    """Bytes of its text."""
 
 
-def read_body(request: HttpRequest, default_priority_level: int) -> InferBody:
+def read_body(request: HttpRequest, default_priority_level: int) -> Slices[InferBody]:
     """Read the JSON object of a request, and its options; raises `HttpError`."""
     body = memoryview(request.body)
     length = json_nbytes(request)
-    content = read_object(body[:length])
+    content = yield from read_object(body[:length])
+    try:
+        return _body_of(content, length, body[length:], default_priority_level)
+    except (HttpError, RequestError):
+        yield from dropped(content)
+        raise
+
+
+def _body_of(
+    content: dict[str, Any], nbytes: int, binary: memoryview, default_priority_level: int
+) -> InferBody:
     request_id = content.get("id")
     if request_id is not None and not isinstance(request_id, str):
         raise HttpError(400, f'"id" is a string, not {type_name(request_id)}')
@@ -93,7 +110,9 @@ def read_body(request: HttpRequest, default_priority_level: int) -> InferBody:
         options=read_options(read_parameters(content), default_priority_level),
         inputs=_list(content, "inputs"),
         outputs=_list(content, "outputs"),
-        binary=body[length:],
+        binary=binary,
+        content=content,
+        nbytes=nbytes,
     )
 
 
@@ -121,6 +140,26 @@ def _list(content: Mapping[str, Any], key: str) -> list[Any]:
     if len(value) > MAX_TENSORS:
         raise HttpError(400, f'"{key}" has {len(value)} entries; at most {MAX_TENSORS} are taken')
     return value
+
+
+def refused(body: InferBody, error: RequestError) -> Slices[NoReturn]:
+    """Drop what a body has, and raise the error."""
+    yield from dropped(body.content)
+    raise error
+
+
+def read_tensors(
+    body: InferBody, signature: ModelSignature
+) -> Slices[tuple[dict[str, npt.NDArray[Any]], list[AskedOutput]]]:
+    """Return the input arrays by name, and the outputs that are asked for. The body is empty afterwards."""
+    return (yield from dropped_after(body.nbytes, body.content, _tensors_of(body, signature)))
+
+
+def _tensors_of(
+    body: InferBody, signature: ModelSignature
+) -> Slices[tuple[dict[str, npt.NDArray[Any]], list[AskedOutput]]]:
+    inputs = yield from read_inputs(body, signature)
+    return inputs, read_outputs(body, signature)
 
 
 # ---------------------------------------------------------------- outputs
@@ -213,7 +252,11 @@ def _from_json(port: InputPort, shape: tuple[int, ...], data: Any) -> Slices[npt
             400,
             f'input {port.name!r} needs "data", a list, or "binary_data_size"; "data" is {type_name(data)}',
         )
-    flat = _flattened(port, shape, data)
+    flat = yield from _flattened(port, shape, data)
+    return (yield from dropped_after(8 * len(flat), flat, _array_of(port, shape, flat)))
+
+
+def _array_of(port: InputPort, shape: tuple[int, ...], flat: list[Any]) -> Slices[npt.NDArray[Any]]:
     if len(flat) != math.prod(shape):
         raise HttpError(
             400,
@@ -227,10 +270,14 @@ def _from_json(port: InputPort, shape: tuple[int, ...], data: Any) -> Slices[npt
     code = _INTEGER_CODES.get(dtype.str[1:], "B" if dtype.kind == "b" else "d")
     numbers = np.empty(len(flat), np.dtype(code))
     try:
-        for begin in range(0, len(flat), SLICE_NUMBERS):
-            if begin:
+        # From the end, so that each slice drops the numbers that it has read.
+        while flat:
+            part = flat[-SLICE_NUMBERS:]
+            del flat[-SLICE_NUMBERS:]
+            numbers[len(flat) : len(flat) + len(part)] = array(code, part)
+            del part
+            if flat:
                 yield
-            numbers[begin : begin + SLICE_NUMBERS] = array(code, flat[begin : begin + SLICE_NUMBERS])
     except (TypeError, OverflowError) as error:
         raise HttpError(400, f"input {port.name!r} takes {DATATYPES[port.element_type]}: {error}") from None
     if dtype.kind == "b":
@@ -244,18 +291,37 @@ def _from_json(port: InputPort, shape: tuple[int, ...], data: Any) -> Slices[npt
     return converted.reshape(shape)
 
 
-def _flattened(port: InputPort, shape: tuple[int, ...], data: list[Any]) -> list[Any]:
-    """Return the elements of `data`. Nested lists must have the lengths that the shape says."""
+def _flattened(port: InputPort, shape: tuple[int, ...], data: list[Any]) -> Slices[list[Any]]:
+    """Return the elements of `data`, and empty it where it is nested, which must be as the shape says."""
     if not data or not isinstance(data[0], list):
         return data
     if not shape or len(data) != shape[0]:
-        raise HttpError(400, f'input {port.name!r}: "data" is nested otherwise than {list(shape)}')
+        raise _otherwise_nested(port, shape)
     level = data
     for size in shape[1:]:
-        if any(type(row) is not list or len(row) != size for row in level):
-            raise HttpError(400, f'input {port.name!r}: "data" is nested otherwise than {list(shape)}')
-        level = list(chain.from_iterable(level))
+        rows = max(1, min(SLICE_ROWS, SLICE_NUMBERS // max(1, size)))
+        elements: list[Any] = []
+        for begin in range(0, len(level), rows):
+            if begin:
+                yield
+            some = level[begin : begin + rows]
+            if {*map(type, some)} != {list} or {*map(len, some)} != {size}:
+                raise _otherwise_nested(port, shape)
+            elements.extend(chain.from_iterable(some))
+        while len(level) > rows:
+            del level[-rows:]
+            yield
+        level.clear()
+        level = elements
     return level
+
+
+SLICE_ROWS = 8 * 1024
+"""Lists that are looked at in a turn of the event loop, in 1 ms."""
+
+
+def _otherwise_nested(port: InputPort, shape: tuple[int, ...]) -> HttpError:
+    return HttpError(400, f'input {port.name!r}: "data" is nested otherwise than {list(shape)}')
 
 
 def infer_response(
@@ -267,9 +333,11 @@ def infer_response(
 
     Raises `HttpError` 400 for a number that JSON does not have, and `InvalidRequest` for bytes that are no text.
     """
-    outputs: list[dict[str, Any]] = []
+    head: list[Buffer] = [write_json({"model_name": model, "model_version": VERSION})[:-1], b',"outputs":[']
     pieces: list[Buffer] = []
-    for output in asked:
+    for number, output in enumerate(asked):
+        if number:
+            head.append(b",")
         array = result.tensor(output.name)
         told: dict[str, Any] = {
             "name": output.name,
@@ -283,21 +351,18 @@ def infer_response(
             told["parameters"] = {"binary_data_size": len(data)}
             if len(data):
                 pieces.append(data)
-        elif is_string:
-            told["data"] = yield from to_json(output.name, array)
+            head.append(write_json(told))
         else:
-            told["data"] = yield from _written(output.name, flat_numbers(array))
-        outputs.append(told)
-    content: dict[str, Any] = {"model_name": model, "model_version": VERSION, "outputs": outputs}
-    if request_id is not None:
-        content["id"] = request_id
-    head = write_json(content)
+            written = to_json(output.name, array) if is_string else _written(output.name, flat_numbers(array))
+            lists = yield from written
+            head += (write_json(told)[:-1], b',"data":[', *joined_lists(lists), b"]}")
+    head += [b"]}"] if request_id is None else [b'],"id":', write_json(request_id), b"}"]
     own_id = (OWN_ID, result.request_id)
     if not pieces:
-        return HttpResponse(body=(head,), headers=(own_id,))
+        return HttpResponse(body=head, headers=(own_id,))
     return HttpResponse(
-        body=(head, *pieces),
-        headers=(("Inference-Header-Content-Length", str(len(head))), own_id),
+        body=(*head, *pieces),
+        headers=(("Inference-Header-Content-Length", str(sum(map(len, head)))), own_id),
         content_type="application/octet-stream",
     )
 
@@ -314,15 +379,14 @@ def converted_nbytes(asked: Sequence[AskedOutput], result: Result) -> int:
     )
 
 
-def _written(name: str, numbers: npt.NDArray[Any]) -> Slices[Any]:
-    """Return the numbers, or their list as text where they are many, as `write_json` takes them."""
-    if len(numbers) <= SLICE_NUMBERS:
-        return _finite(name, numbers)
+def _written(name: str, numbers: npt.NDArray[Any]) -> Slices[list[bytes]]:
+    """Return the numbers as JSON lists."""
     lists: list[bytes] = []
     for begin in range(0, len(numbers), SLICE_NUMBERS):
+        if begin:
+            yield
         lists.append(write_json(_finite(name, numbers[begin : begin + SLICE_NUMBERS])))
-        yield
-    return list_of(lists)
+    return lists
 
 
 def _finite(name: str, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from shapestream.errors import InvalidRequest, TooLarge
 from shapestream.gateway.errors import Unsupported
-from shapestream.gateway.json_text import list_of, type_name, write_json
+from shapestream.gateway.json_text import type_name, write_json
 from shapestream.slices import Slices
 from shapestream.wire.limits import MAX_INTEGER, MAX_PRIORITY, MAX_RANK, MAX_STRINGS
 from shapestream.wire.tags import REQUEST_ID, can_be_sent
@@ -302,8 +302,8 @@ def to_binary(strings: npt.NDArray[Any]) -> Slices[bytes]:
     return b"".join(pieces)
 
 
-def to_json(name: str, strings: npt.NDArray[Any]) -> Slices[Any]:
-    """Return an output's strings as one list of text for `write_json`, in slices.
+def to_json(name: str, strings: npt.NDArray[Any]) -> Slices[list[bytes]]:
+    """Return an output's strings as JSON lists, in slices.
 
     Raises `InvalidRequest` for bytes that are no UTF-8.
     """
@@ -317,7 +317,7 @@ def to_json(name: str, strings: npt.NDArray[Any]) -> Slices[Any]:
             ) from None
         lists.append(write_json(texts))
         yield
-    return list_of(lists)
+    return lists
 
 
 def strings_nbytes(strings: npt.NDArray[Any]) -> int:

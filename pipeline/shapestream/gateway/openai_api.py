@@ -12,7 +12,7 @@ from typing import Any
 
 from shapestream.errors import ModelError, Overloaded, RequestError
 from shapestream.gateway.errors import OWN_ID, STATUSES, UnknownModel, WrongField, http_error
-from shapestream.gateway.json_text import read_object, type_name, write_json
+from shapestream.gateway.json_text import dropped_after, read_object, type_name, write_json
 from shapestream.gateway.text_bodies import (
     FEWER_TEXTS,
     Matrix,
@@ -52,12 +52,16 @@ class EmbeddingsRequest:
     form: VectorForm
 
 
-def read_request(body: Buffer) -> EmbeddingsRequest:
+def read_request(body: Buffer) -> Slices[EmbeddingsRequest]:
     """Read the body of a request. Raises `HttpError` for one that is no JSON, and `WrongField`.
 
     `user`, and fields that OpenAI's API does not have, are ignored.
     """
-    content = read_object(body, FEWER_TEXTS)
+    content = yield from read_object(body, FEWER_TEXTS)
+    return (yield from dropped_after(len(body), content, _request_of(content)))
+
+
+def _request_of(content: dict[str, Any]) -> Slices[EmbeddingsRequest]:
     model = content.get("model")
     if not isinstance(model, str):
         raise WrongField("model", f'"model" is the name of a model, not {type_name(model)}')
@@ -68,7 +72,7 @@ def read_request(body: Buffer) -> EmbeddingsRequest:
         raise WrongField("encoding_format", '"encoding_format" is "float" or "base64"')
     return EmbeddingsRequest(
         model=model,
-        inputs=read_texts("input", content["input"]),
+        inputs=(yield from read_texts("input", content["input"])),
         encoding=Encoding.FLOAT if wish is None else Encoding(wish),
         form=VectorForm(dimensions=read_dimensions(content)),
     )

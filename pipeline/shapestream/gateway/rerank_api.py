@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from shapestream.gateway.errors import OWN_ID, WrongField
-from shapestream.gateway.json_text import read_object, type_name, write_json
+from shapestream.gateway.json_text import dropped_after, read_object, type_name, write_json
 from shapestream.gateway.text_bodies import FEWER_TEXTS, Matrix, read_flag
 from shapestream.gateway.text_scores import (
     SLICE_SCORES,
@@ -39,12 +39,16 @@ class RankingRequest:
     return_documents: bool
 
 
-def read_ranking(body: Buffer) -> RankingRequest:
+def read_ranking(body: Buffer) -> Slices[RankingRequest]:
     """Read the body of a request. Raises `HttpError` for one that is no JSON, and `WrongField`.
 
     Fields that neither API has are ignored.
     """
-    content = read_object(body, FEWER_TEXTS)
+    content = yield from read_object(body, FEWER_TEXTS)
+    return (yield from dropped_after(len(body), content, _ranking(content)))
+
+
+def _ranking(content: dict[str, Any]) -> Slices[RankingRequest]:
     top_n = content.get("top_n")
     if top_n is not None and (type(top_n) is not int or top_n < 1):
         raise WrongField("top_n", '"top_n" is an integer from 1 on')
@@ -55,12 +59,11 @@ def read_ranking(body: Buffer) -> RankingRequest:
             )
     if content.get("rank_fields") not in (None, ["text"]):
         raise WrongField("rank_fields", 'documents are ranked by their "text": leave "rank_fields" out')
+    texts = [_document(index, entry) for index, entry in enumerate(read_list(content, "documents"))]
+    yield
     return RankingRequest(
         model=read_text(content, "model"),
-        pairs=Pairs(
-            queries=(read_text(content, "query"),),
-            texts=[_document(index, entry) for index, entry in enumerate(read_list(content, "documents"))],
-        ),
+        pairs=Pairs(queries=(read_text(content, "query"),), texts=texts),
         top_n=top_n,
         return_documents=read_flag(content, "return_documents") is True,
     )

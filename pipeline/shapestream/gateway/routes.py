@@ -25,8 +25,8 @@ from shapestream.gateway.infer_request import (
     infer_response,
     json_nbytes,
     read_body,
-    read_inputs,
-    read_outputs,
+    read_tensors,
+    refused,
 )
 from shapestream.gateway.infer_tensors import DEFAULT_PRIORITY_LEVEL, flag, own_id
 from shapestream.gateway.json_text import read_object, write_json
@@ -70,7 +70,7 @@ from shapestream.gateway.tei_api import (
 )
 from shapestream.gateway.text_calls import TextCalls
 from shapestream.gateway.text_ports import score_ports, scores_texts, text_ports
-from shapestream.slices import LongSteps
+from shapestream.slices import LongSteps, at_once
 from shapestream.transport.http_listener import REFUSED_SITES, is_sent_by_another_site
 from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
 from shapestream.web.quotas import Quotas
@@ -142,13 +142,15 @@ class Routes:
                 return request.peer, page
             return self._tokens.caller_of(request), page
         except (RequestError, HttpError) as error:
-            raise self._in_its_form(request, error) from error
+            raise self._in_its_form(request, error) from None
 
     async def _answered(self, page: Page, request: HttpRequest) -> HttpResponse:
         try:
             return await page(request)
         except (RequestError, HttpError) as error:
-            raise self._in_its_form(request, error) from error
+            # It would keep the frames in which it was raised, and these the body, until a garbage collection.
+            error.__traceback__ = error.__context__ = error.__cause__ = None
+            raise self._in_its_form(request, error) from None
 
     def _in_its_form(self, request: HttpRequest, error: RequestError | HttpError) -> HttpError:
         """Return an error as the clients of a path expect it."""
@@ -194,7 +196,8 @@ class Routes:
 
     async def _index(self, request: HttpRequest) -> HttpResponse:
         nbytes = len(request.body)
-        asked = await self._long_steps.run(nbytes, partial(read_object, request.body)) if nbytes else {}
+        read = read_object(request.body)
+        asked = await self._long_steps.finish_slices(nbytes, read) if nbytes else {}
         ready_only = flag(asked, "ready") is True
         return _page(repository_index(await self._counters(PAGE_S), ready_only=ready_only))
 
@@ -207,7 +210,7 @@ class Routes:
     @cached_property
     def _description(self) -> HttpResponse:
         """The description of the interface, without the paths of services that are not configured."""
-        told = read_object(files("shapestream.gateway").joinpath("openapi.json").read_bytes())
+        told = at_once(read_object(files("shapestream.gateway").joinpath("openapi.json").read_bytes()))
         served = (f"{MODELS}{{model}}",) if "/v1/models" in self._pages else ()
         told["paths"] = {
             path: page
@@ -256,13 +259,18 @@ class Routes:
     async def _infer(self, model: str, request: HttpRequest) -> HttpResponse:
         began = trio.current_time()
         nbytes, steps = json_nbytes(request), self._long_steps
-        body = await steps.run(nbytes, partial(read_body, request, self._default_priority_level))
+        body = await steps.finish_slices(nbytes, read_body(request, self._default_priority_level))
         deadline_s = body.options.deadline_s
-        signature = await signature_of(self._client, model, deadline_s)
+        refusal: RequestError | None = None
+        try:
+            signature = await signature_of(self._client, model, deadline_s)
+        except RequestError as error:
+            refusal = error
+        if refusal is not None:
+            await steps.finish_slices(nbytes, refused(body, refusal))
         if any(port.is_string for port in signature.inputs):
             nbytes = len(request.body)  # strings are read one by one, also those of binary data
-        inputs = await steps.run_slices(nbytes, read_inputs(body, signature))
-        asked = read_outputs(body, signature)
+        inputs, asked = await steps.finish_slices(nbytes, read_tensors(body, signature))
         with self._in_flight.one(request.peer):
             result = await self._client.infer(
                 model,
@@ -361,7 +369,7 @@ class TextRoutes:
     # ---------------------------------------------------------------- OpenAI
 
     async def _embeddings(self, request: HttpRequest) -> HttpResponse:
-        asked = await self._steps.run(len(request.body), partial(read_request, request.body))
+        asked = await self._steps.finish_slices(len(request.body), read_request(request.body))
         calls = self._named(asked.model)
         found = await calls.embed(asked.inputs, asked.form, request)
         written = embeddings_response(asked, found.vectors, found.tokens, found.request_id)
@@ -369,7 +377,7 @@ class TextRoutes:
 
     async def _rank(self, request: HttpRequest) -> HttpResponse:
         nbytes = len(request.body)
-        asked = await self._steps.run(nbytes, partial(read_ranking, request.body))
+        asked = await self._steps.finish_slices(nbytes, read_ranking(request.body))
         found = await self._named(asked.model).score(asked.pairs, request, only_one=True)
         written = ranking_response(asked, found.logits, found.tokens, found.request_id)
         return await self._steps.run_slices(nbytes, written)
@@ -391,7 +399,7 @@ class TextRoutes:
     # ---------------------------------------------------------------- TEI
 
     async def _embed(self, calls: TextCalls, request: HttpRequest) -> HttpResponse:
-        asked = await self._steps.run(len(request.body), partial(read_embed, request.body))
+        asked = await self._steps.finish_slices(len(request.body), read_embed(request.body))
         found = await calls.embed(asked.inputs, asked.form, request)
         written = embed_response(asked, found.vectors, found.request_id)
         return await self._steps.run_slices(found.vectors.nbytes, written)
@@ -405,24 +413,24 @@ class TextRoutes:
 
     async def _rerank(self, calls: TextCalls, request: HttpRequest) -> HttpResponse:
         nbytes = len(request.body)
-        asked = await self._steps.run(nbytes, partial(read_rerank, request.body))
+        asked = await self._steps.finish_slices(nbytes, read_rerank(request.body))
         found = await calls.score(asked.pairs, request, only_one=True)
         return await self._steps.run_slices(nbytes, rerank_response(asked, found.logits, found.request_id))
 
     async def _predict(self, calls: TextCalls, request: HttpRequest) -> HttpResponse:
-        asked = await self._steps.run(len(request.body), partial(read_predict, request.body))
+        asked = await self._steps.finish_slices(len(request.body), read_predict(request.body))
         found = await calls.score(asked.pairs, request)
         written = predict_response(asked, found.logits, calls.labels, found.request_id)
         return await self._steps.run_slices(found.logits.nbytes * LABEL_PARTS, written)
 
     async def _embed_sparse(self, calls: TextCalls, request: HttpRequest) -> HttpResponse:
-        asked = await self._steps.run(len(request.body), partial(read_embed, request.body))
+        asked = await self._steps.finish_slices(len(request.body), read_embed(request.body))
         found = await calls.embed_sparse(asked.inputs, request)
         written = embed_sparse_response(found.vectors, found.request_id)
         return await self._steps.run_slices(found.vectors.nbytes, written)
 
     async def _tokenize(self, calls: TextCalls, request: HttpRequest) -> HttpResponse:
-        inputs = await self._steps.run(len(request.body), partial(read_tokenize, request.body))
+        inputs = await self._steps.finish_slices(len(request.body), read_tokenize(request.body))
         tokens, request_id = await calls.tokenize(inputs, request)
         nbytes = sum(numbers.nbytes for numbers in tokens)
         return await self._steps.run_slices(nbytes, tokenize_response(tokens, request_id))

@@ -31,7 +31,7 @@ from shapestream.gateway.errors import (
     WrongField,
     http_error,
 )
-from shapestream.gateway.json_text import read_object, type_name, write_json
+from shapestream.gateway.json_text import dropped_after, read_object, type_name, write_json
 from shapestream.gateway.text_bodies import (
     FEWER_TEXTS,
     MOST_TEXTS,
@@ -79,17 +79,21 @@ class EmbedRequest:
     form: VectorForm
 
 
-def read_embed(body: Buffer) -> EmbedRequest:
+def read_embed(body: Buffer) -> Slices[EmbedRequest]:
     """Read the body of a request. Raises `HttpError` for one that is no JSON, and `WrongField`.
 
     Vectors have length 1 unless `normalize` is false. `truncate` and `truncation_direction` are the tokenizer's settings
     here, and ignored.
     """
-    content = read_object(body, FEWER_TEXTS)
+    content = yield from read_object(body, FEWER_TEXTS)
+    return (yield from dropped_after(len(body), content, _embed(content)))
+
+
+def _embed(content: dict[str, Any]) -> Slices[EmbedRequest]:
     read_flag(content, "truncate")
     normalize = read_flag(content, "normalize")
     form = VectorForm(dimensions=read_dimensions(content), normalize=normalize is not False)
-    return EmbedRequest(inputs=_inputs(content), form=form)
+    return EmbedRequest(inputs=(yield from _inputs(content)), form=form)
 
 
 @value
@@ -111,12 +115,17 @@ class PredictRequest:
     """False: one text, or one pair, and the answer is no list of answers."""
 
 
-def read_rerank(body: Buffer) -> RerankRequest:
+def read_rerank(body: Buffer) -> Slices[RerankRequest]:
     """Read the body of a request. Raises `HttpError` for one that is no JSON, and `WrongField`."""
-    content = read_object(body, FEWER_TEXTS)
+    content = yield from read_object(body, FEWER_TEXTS)
+    return (yield from dropped_after(len(body), content, _rerank(content)))
+
+
+def _rerank(content: dict[str, Any]) -> Slices[RerankRequest]:
     texts = read_list(content, "texts")
     if set(map(type, texts)) != {str}:
         raise WrongField("texts", '"texts" is a list of texts, and of nothing else')
+    yield
     return RerankRequest(
         pairs=Pairs(queries=(read_text(content, "query"),), texts=texts, truncate=_truncate(content)),
         raw_scores=read_flag(content, "raw_scores") is True,
@@ -124,16 +133,21 @@ def read_rerank(body: Buffer) -> RerankRequest:
     )
 
 
-def read_predict(body: Buffer) -> PredictRequest:
+def read_predict(body: Buffer) -> Slices[PredictRequest]:
     """Read the body of a request. Raises `HttpError` for one that is no JSON, and `WrongField`.
 
     `inputs` is a text, a list with a text or with the two of a pair, or a list of such lists.
     """
-    content = read_object(body, FEWER_TEXTS)
+    content = yield from read_object(body, FEWER_TEXTS)
+    return (yield from dropped_after(len(body), content, _predict(content)))
+
+
+def _predict(content: dict[str, Any]) -> Slices[PredictRequest]:
     inputs = content.get("inputs")
     is_list = isinstance(inputs, list) and bool(inputs) and not isinstance(inputs[0], str)
     rows = read_list(content, "inputs") if is_list else [[inputs] if isinstance(inputs, str) else inputs]
     pairs = [_row(row) for row in rows]
+    yield
     if len({len(pair) for pair in pairs}) > 1:
         raise WrongField("inputs", '"inputs" has texts alone and pairs of texts: send them in two requests')
     return PredictRequest(
@@ -181,27 +195,31 @@ def _truncate(content: dict[str, Any]) -> bool | None:
     return truncate
 
 
-def read_tokenize(body: Buffer) -> Texts:
+def read_tokenize(body: Buffer) -> Slices[Texts]:
     """Read the body of `POST /tokenize`. Raises `HttpError` for one that is no JSON, and `WrongField`."""
-    content = read_object(body, FEWER_TEXTS)
+    content = yield from read_object(body, FEWER_TEXTS)
+    return (yield from dropped_after(len(body), content, _tokenize(content)))
+
+
+def _tokenize(content: dict[str, Any]) -> Slices[Texts]:
     if read_flag(content, "add_special_tokens") is False:
         raise WrongField(
             "add_special_tokens", '"add_special_tokens" is the tokenizer\'s setting here: leave it out'
         )
-    inputs = _inputs(content)
+    inputs = yield from _inputs(content)
     if isinstance(inputs, TokenLists):
         raise WrongField("inputs", '"inputs" has tokens already: send a text, or a list of texts')
     return inputs
 
 
-def _inputs(content: dict[str, Any]) -> Texts | TokenLists:
+def _inputs(content: dict[str, Any]) -> Slices[Texts | TokenLists]:
     if content.get("prompt_name") is not None:
         raise WrongField(
             "prompt_name", 'there are no prompts here: send the whole text, and no "prompt_name"'
         )
     if "inputs" not in content:
         raise WrongField("inputs", '"inputs" is missing: a text, or a list of texts')
-    return read_texts("inputs", content["inputs"])
+    return (yield from read_texts("inputs", content["inputs"]))
 
 
 # ---------------------------------------------------------------- answers
@@ -268,6 +286,7 @@ def tokenize_response(tokens: Sequence[npt.NDArray[Any]], request_id: str) -> Sl
     """Return the tokens of each text by their numbers. Their texts and places are not known here, and null."""
     begin, end = '{"id":', ',"text":null,"special":null,"start":null,"stop":null}'
     between = f"{end},{begin}"
+    pieces: list[bytes] = []
     lists: list[str] = []
     tokens_of_slice = 0
     for numbers in tokens:
@@ -275,13 +294,17 @@ def tokenize_response(tokens: Sequence[npt.NDArray[Any]], request_id: str) -> Sl
         lists.append(f"[{begin}{written}{end}]" if written else "[]")
         tokens_of_slice += numbers.size + 1
         if tokens_of_slice > SLICE_TOKENS:
-            tokens_of_slice = 0
+            pieces += (",".join(lists).encode(), b",")
+            lists, tokens_of_slice = [], 0
             yield
-    return HttpResponse(body=(f"[{','.join(lists)}]".encode(),), headers=((OWN_ID, request_id),))
+    pieces += [",".join(lists).encode()] if lists else []
+    if pieces[-1:] == [b","]:
+        pieces.pop()
+    return HttpResponse(body=(b"[", *pieces, b"]"), headers=((OWN_ID, request_id),))
 
 
-SLICE_TOKENS = 16_384
-"""Tokens that are written at a time, in about 2 ms."""
+SLICE_TOKENS = 8 * 1024
+"""Tokens that are written at a time, in about 1 ms. Those of one text are written at once, whatever their number."""
 
 
 def info_page(

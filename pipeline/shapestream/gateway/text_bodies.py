@@ -46,7 +46,7 @@ class TokenLists:
         return len(self.lists)
 
 
-def read_texts(field: str, content: Any) -> Texts | TokenLists:
+def read_texts(field: str, content: Any) -> Slices[Texts | TokenLists]:
     """Return what a field of a body has: a text, a list of texts, the tokens of one text, or a list of such lists.
 
     Raises `WrongField`. An empty text is a text.
@@ -57,29 +57,42 @@ def read_texts(field: str, content: Any) -> Texts | TokenLists:
         raise _wrong(field, f"not {type_name(content)}")
     if not content:
         raise EmptyList(field, f'"{field}" is an empty list: send at least one text')
-    kinds = set(map(type, content))
-    if kinds == {int}:
-        return TokenLists(lists=(_tokens(field, content),))
-    if len(content) > MOST_TEXTS:
+    if len(content) > MOST_TEXTS and type(content[0]) is not int:
         raise WrongField(field, f'"{field}" has {len(content)} entries; at most {MOST_TEXTS} are taken')
+    kinds = set(map(type, content[:MOST_TEXTS]))
+    if kinds == {int}:
+        return TokenLists(lists=((yield from _tokens(field, content)),))
     if kinds == {str}:
-        return Texts(texts=content)
+        return Texts(texts=tuple(content))
     if kinds == {list}:
-        return TokenLists(lists=[_tokens(field, tokens) for tokens in content])
+        lists = []
+        tokens_of_slice = 0
+        for tokens in content:
+            lists.append((yield from _tokens(field, tokens)))
+            tokens_of_slice += len(tokens)
+            if tokens_of_slice > SLICE_NUMBERS:
+                tokens_of_slice = 0
+                yield
+        return TokenLists(lists=lists)
     if len(kinds) > 1:
         raise _wrong(field, "not several of these in one list")
     raise _wrong(field, f"not a list of which an entry is {type_name(content[0])}")
 
 
-def _tokens(field: str, tokens: list[Any]) -> npt.NDArray[np.int64]:
+def _tokens(field: str, tokens: list[Any]) -> Slices[npt.NDArray[np.int64]]:
     if not tokens:
         raise WrongField(field, f'"{field}" has a list without tokens')
-    if set(map(type, tokens)) != {int}:
-        raise _wrong(field, "not a list of lists of other things")
-    try:
-        numbers = np.array(array("q", tokens))
-    except OverflowError:
-        numbers = np.array([-1])
+    numbers = np.empty(len(tokens), np.int64)
+    for begin in range(0, len(tokens), SLICE_NUMBERS):
+        if begin:
+            yield
+        some = tokens[begin : begin + SLICE_NUMBERS]
+        if set(map(type, some)) != {int}:
+            raise _wrong(field, "not a list of lists of other things")
+        try:
+            numbers[begin : begin + len(some)] = array("q", some)
+        except OverflowError:
+            numbers[begin] = -1
     if numbers.min() < 0:
         raise WrongField(field, f'"{field}": the number of a token is from 0 to {MAX_INTEGER}')
     return numbers

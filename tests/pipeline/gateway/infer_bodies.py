@@ -44,7 +44,7 @@ def posted(content: Any, binary: bytes = b"", **headers: str) -> HttpRequest:
 def read(request: HttpRequest, signature: ModelSignature) -> dict[str, Array]:
     """The arrays of a request; its options and outputs are read as well."""
     try:
-        body = read_body(request, 1)
+        body = at_once(read_body(request, 1))
         read_outputs(body, signature)
         return at_once(read_inputs(body, signature))
     except RequestError as error:

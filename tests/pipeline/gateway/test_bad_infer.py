@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import tracemalloc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.pipeline.gateway.gateway_site import GatewaySite, on_site, x_input, x_request
+
+from shapestream.gateway.json_text import MOST_JSON_BYTES
 
 BODY = json.dumps({"inputs": [x_input(parameters={"binary_data_size": 12})]}).encode()
 
@@ -182,3 +186,27 @@ async def test_a_view_of_the_body_at_any_address_is_an_input(site: GatewaySite) 
         text = json.dumps({"inputs": [entry]}).encode() + b" " * blanks
         reply = await site.infer(text, x.tobytes())
         assert (x * 2).ravel().tolist() == reply.content["outputs"][0]["data"]
+
+
+@on_site
+async def test_a_refused_request_keeps_no_body(site: GatewaySite) -> None:
+    """Nor does its error, once it is answered: no garbage collection has to free the bytes."""
+    texts = (
+        b'{"inputs":1}',
+        b"[]",
+        b"{",
+        b" " * (MOST_JSON_BYTES + 1),
+        b'{"inputs":[' + b" " * 100_000 + b"2]}",
+    )
+    gc.collect()
+    gc.disable()
+    try:
+        for text in texts:
+            whole = np.frombuffer(text, np.uint8).copy()
+            freed: list[None] = []
+            weakref.finalize(whole, freed.append, None)
+            assert 400 <= (await site.ask("POST", "/v2/models/double/infer", memoryview(whole))).status
+            del whole
+            assert [None] == freed, text[:20]
+    finally:
+        gc.enable()

@@ -50,14 +50,14 @@ def content_of(response: Any) -> Any:
 
 def test_a_request_is_read() -> None:
     """Numbers are the default form; `user`, null and unknown fields say nothing."""
-    asked = read_request(body(user="me", store=True, dimensions=None, encoding_format=None))
+    asked = at_once(read_request(body(user="me", store=True, dimensions=None, encoding_format=None)))
     assert ("m", Texts(texts=("a",)), Encoding.FLOAT, VectorForm()) == (
         asked.model,
         asked.inputs,
         asked.encoding,
         asked.form,
     )
-    asked = read_request(body(input=[[1, 2]], encoding_format="base64", dimensions=3))
+    asked = at_once(read_request(body(input=[[1, 2]], encoding_format="base64", dimensions=3)))
     assert isinstance(asked.inputs, TokenLists)
     assert [[1, 2]] == [tokens.tolist() for tokens in asked.inputs.lists]
     assert (Encoding.BASE64, VectorForm(dimensions=3)) == (asked.encoding, asked.form)
@@ -81,7 +81,7 @@ def test_a_request_is_read() -> None:
 def test_a_wrong_field_is_named(text: bytes, param: str, words: str) -> None:
     """By OpenAI's `param`."""
     with pytest.raises(WrongField) as refused:
-        read_request(text)
+        at_once(read_request(text))
     error = openai_error(refused.value)
     assert error.content is not None
     told = error.content["error"]
@@ -102,7 +102,7 @@ def test_a_wrong_field_is_named(text: bytes, param: str, words: str) -> None:
 def test_what_is_no_json_is_refused(text: bytes, status: int) -> None:
     """A lone surrogate is no character; a body that is too long says what to do."""
     with pytest.raises(HttpError) as refused:
-        read_request(text)
+        at_once(read_request(text))
     assert status == refused.value.status
     assert status != 413 or "send fewer texts at once" in refused.value.message
 
@@ -110,14 +110,14 @@ def test_what_is_no_json_is_refused(text: bytes, status: int) -> None:
 def test_texts_may_have_any_number_of_brackets_and_colons() -> None:
     """Only the body's own are counted."""
     text = '[{":' * 60_000 + '\\" \\\\'
-    asked = read_request(body(input=[text, text]))
-    assert Texts(texts=[text, text]) == asked.inputs
-    for nested in ("[" * 50_001, "[" + "[]," * 50_001, '"x", [' + "[0]," * 50_001):
+    asked = at_once(read_request(body(input=[text, text])))
+    assert Texts(texts=(text, text)) == asked.inputs
+    for nested in ("[" * 70_000, "[" + "[]," * 50_001, '"x", [' + "[0]," * 50_001):
         with pytest.raises(HttpError, match="lists and objects"):
-            read_request(b'{"model": "m", "input": ' + nested.encode())
+            at_once(read_request(b'{"model": "m", "input": ' + nested.encode()))
     members = ",".join(f'"{number}": 0' for number in range(50_001))
     with pytest.raises(HttpError, match="members"):
-        read_request(b'{"model": "m", "x": "[:\\"", "input": {' + members.encode() + b"}}")
+        at_once(read_request(b'{"model": "m", "x": "[:\\"", "input": {' + members.encode() + b"}}"))
 
 
 @pytest.mark.parametrize("rows", [1, 3, SLICE_NUMBERS // 2 + 1])
@@ -125,7 +125,7 @@ def test_texts_may_have_any_number_of_brackets_and_colons() -> None:
 def test_an_answer_has_each_vector_at_its_index(rows: int, encoding: str) -> None:
     """The same numbers in both forms, to the bit, over all slices."""
     vectors = np.random.default_rng(rows).normal(size=(rows, 2)).astype(np.float32)
-    asked = read_request(body(encoding_format=encoding))
+    asked = at_once(read_request(body(encoding_format=encoding)))
     response = at_once(embeddings_response(asked, vectors, 17, "id-1"))
     found = content_of(response)
     assert {"object": "list", "model": "m", "usage": {"prompt_tokens": 17, "total_tokens": 17}} == {
@@ -145,9 +145,9 @@ def test_an_answer_has_each_vector_at_its_index(rows: int, encoding: str) -> Non
 def test_fewer_dimensions_are_a_vector_of_length_1() -> None:
     """And all of them the model's own."""
     vectors = np.array([[3, 4, 12]], np.float32)
-    cut = at_once(embeddings_response(read_request(body(dimensions=2)), vectors, 0, "i"))
+    cut = at_once(embeddings_response(at_once(read_request(body(dimensions=2))), vectors, 0, "i"))
     np.testing.assert_allclose([0.6, 0.8], content_of(cut)["data"][0]["embedding"], rtol=1e-6)
-    whole = at_once(embeddings_response(read_request(body(dimensions=3)), vectors, 0, "i"))
+    whole = at_once(embeddings_response(at_once(read_request(body(dimensions=3))), vectors, 0, "i"))
     assert [3, 4, 12] == content_of(whole)["data"][0]["embedding"]
 
 

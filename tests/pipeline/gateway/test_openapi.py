@@ -256,7 +256,7 @@ async def test_errors_of_the_server_are_as_described(
 async def test_errors_of_a_model_that_scores_are_as_described(site: TextSite) -> None:
     """Each in its API's form."""
     site.error = ModelError("w")
-    for path in sorted({*RANKED, *SCORED}):
+    for path in sorted(RANKED | SCORED):
         reply = await site.ask("POST", path, {**RANK, **RERANK, "inputs": "a"})
         assert (400 if path in OPENAI else 422) == reply.status
         check(reply, "POST", path)
@@ -278,8 +278,8 @@ async def test_errors_of_a_model_that_scores_are_as_described(site: TextSite) ->
         *(("POST", path, b" " * (MOST_JSON_BYTES + 1), 413) for path in TEI_POSTS),
         ("POST", "/embed", {"inputs": "a", "dimensions": 5}, 422),
         ("POST", "/embed_sparse", {"inputs": [1, 2]}, 424),
-        *(("POST", path, b"[", 400) for path in (*RANKED, *SCORED)),
-        *(("POST", path, b" " * (MOST_JSON_BYTES + 1), 413) for path in (*RANKED, *SCORED)),
+        *(("POST", path, b"[", 400) for path in sorted(RANKED | SCORED)),
+        *(("POST", path, b" " * (MOST_JSON_BYTES + 1), 413) for path in sorted(RANKED | SCORED)),
         ("POST", "/rerank", {"query": "a", "texts": []}, 400),
         ("POST", "/rerank", RERANK, 424),
         ("POST", "/predict", {"inputs": "a"}, 424),

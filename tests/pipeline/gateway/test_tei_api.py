@@ -50,9 +50,9 @@ def content_of(response: Any) -> Any:
 
 def test_a_request_to_embed_is_read() -> None:
     """Vectors have length 1 unless that is not wanted; what the tokenizer decides is taken, and ignored."""
-    asked = read_embed(body(truncate=True, truncation_direction="left", prompt_name=None))
+    asked = at_once(read_embed(body(truncate=True, truncation_direction="left", prompt_name=None)))
     assert (Texts(texts=("a",)), VectorForm(normalize=True)) == (asked.inputs, asked.form)
-    asked = read_embed(body(inputs=[[1, 2]], normalize=False, dimensions=3))
+    asked = at_once(read_embed(body(inputs=[[1, 2]], normalize=False, dimensions=3)))
     assert isinstance(asked.inputs, TokenLists)
     assert [[1, 2]] == [tokens.tolist() for tokens in asked.inputs.lists]
     assert VectorForm(dimensions=3, normalize=False) == asked.form
@@ -60,7 +60,7 @@ def test_a_request_to_embed_is_read() -> None:
 
 def test_a_request_to_tokenise_is_read() -> None:
     """Special tokens are added, as the tokenizer has it."""
-    assert Texts(texts=["a", ""]) == read_tokenize(body(inputs=["a", ""], add_special_tokens=True))
+    assert Texts(texts=("a", "")) == at_once(read_tokenize(body(inputs=["a", ""], add_special_tokens=True)))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_request_to_tokenise_is_read() -> None:
 def test_a_wrong_field_is_named(text: bytes, words: str) -> None:
     """As unprocessable."""
     with pytest.raises(WrongField) as refused:
-        read_embed(text)
+        at_once(read_embed(text))
     error = tei_error(refused.value)
     assert error.content is not None
     assert (422, "Validation") == (error.status, error.content["error_type"])
@@ -95,18 +95,18 @@ def test_a_wrong_field_is_named(text: bytes, words: str) -> None:
 def test_what_a_tokenizer_cannot_do_is_refused(fields: dict[str, Any], words: str) -> None:
     """Rather than ignored, since other tokens would come."""
     with pytest.raises(WrongField, match=words):
-        read_tokenize(body(**fields))
+        at_once(read_tokenize(body(**fields)))
 
 
 @pytest.mark.parametrize("rows", [1, SLICE_NUMBERS // 2 + 1])
 def test_vectors_are_lists_of_numbers(rows: int) -> None:
     """Of length 1, over all slices."""
     vectors = np.random.default_rng(rows).normal(size=(rows, 2)).astype(np.float32)
-    response = at_once(embed_response(read_embed(body(inputs=["a"] * 2)), vectors, "id-1"))
+    response = at_once(embed_response(at_once(read_embed(body(inputs=["a"] * 2))), vectors, "id-1"))
     found = np.array(content_of(response))
     np.testing.assert_allclose(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), found, rtol=1e-5)
     assert (("x-request-id", "id-1"),) == response.headers
-    as_they_are = at_once(embed_response(read_embed(body(normalize=False)), vectors, "i"))
+    as_they_are = at_once(embed_response(at_once(read_embed(body(normalize=False))), vectors, "i"))
     np.testing.assert_array_equal(vectors, np.array(content_of(as_they_are), np.float32))
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from shapestream.gateway.errors import EmptyList, WrongField
 from shapestream.gateway.text_bodies import MOST_TEXTS, Texts, TokenLists, read_texts
+from shapestream.slices import at_once
 
 NUMBERS = st.integers(0, 2**63 - 1)
 
@@ -17,15 +18,15 @@ NUMBERS = st.integers(0, 2**63 - 1)
 @given(st.lists(st.text(), min_size=1))
 def test_texts_are_taken_as_they_are(texts: list[str]) -> None:
     """Empty ones included, and one that comes alone."""
-    assert Texts(texts=texts) == read_texts("input", texts)
-    assert Texts(texts=(texts[0],)) == read_texts("input", texts[0])
+    assert Texts(texts=tuple(texts)) == at_once(read_texts("input", texts))
+    assert Texts(texts=(texts[0],)) == at_once(read_texts("input", texts[0]))
 
 
 @given(st.lists(st.lists(NUMBERS, min_size=1), min_size=1))
 def test_tokens_are_taken_as_they_are(lists: list[list[int]]) -> None:
     """Those of one text, and of several."""
     for content, wanted in ((lists, lists), (lists[0], lists[:1])):
-        found = read_texts("input", content)
+        found = at_once(read_texts("input", content))
         assert isinstance(found, TokenLists)
         assert {"int64"} == {tokens.dtype.name for tokens in found.lists}
         assert wanted == [tokens.tolist() for tokens in found.lists]
@@ -55,7 +56,7 @@ def test_tokens_are_taken_as_they_are(lists: list[list[int]]) -> None:
 def test_other_things_are_refused(content: Any, words: str) -> None:
     """By the field's name, in words that say what is taken."""
     with pytest.raises(WrongField) as refused:
-        read_texts("input", content)
+        at_once(read_texts("input", content))
     assert "input" == refused.value.field
     assert '"input"' in refused.value.message
     assert words in refused.value.message
@@ -64,10 +65,10 @@ def test_other_things_are_refused(content: Any, words: str) -> None:
 def test_an_empty_list_is_told_apart() -> None:
     """TEI has a type of error for it."""
     with pytest.raises(EmptyList, match="at least one text"):
-        read_texts("inputs", [])
+        at_once(read_texts("inputs", []))
 
 
 def test_one_text_may_have_more_tokens_than_a_request_has_texts() -> None:
     """The bound on a text's tokens is the model's."""
-    assert 1 == len(read_texts("input", [1] * (MOST_TEXTS + 1)))
-    assert MOST_TEXTS == len(read_texts("input", [""] * MOST_TEXTS))
+    assert 1 == len(at_once(read_texts("input", [1] * (MOST_TEXTS + 1))))
+    assert MOST_TEXTS == len(at_once(read_texts("input", [""] * MOST_TEXTS)))

@@ -116,12 +116,14 @@ def test_models_that_score_texts(inputs: dict[str, str], outputs: dict[str, str]
 
 def test_a_request_to_rerank_is_read() -> None:
     """Each field that it may have."""
-    asked = read_rerank(
-        b'{"query": "q", "texts": ["a", ""], "truncate": true, "truncation_direction": "Right"}'
+    asked = at_once(
+        read_rerank(
+            b'{"query": "q", "texts": ["a", ""], "truncate": true, "truncation_direction": "Right"}'
+        )
     )
     assert Pairs(queries=("q",), texts=["a", ""], truncate=True) == asked.pairs
     assert (False, False) == (asked.raw_scores, asked.return_text)
-    asked = read_rerank(b'{"query": "q", "texts": ["a"], "raw_scores": true, "return_text": true}')
+    asked = at_once(read_rerank(b'{"query": "q", "texts": ["a"], "raw_scores": true, "return_text": true}'))
     assert (None, True, True) == (asked.pairs.truncate, asked.raw_scores, asked.return_text)
 
 
@@ -137,7 +139,7 @@ def test_a_request_to_rerank_is_read() -> None:
 )
 def test_a_request_to_predict_is_read(inputs: Any, pairs: Pairs, is_list: bool) -> None:
     """A text, a pair, or a list of either."""
-    asked = read_predict(json.dumps({"inputs": inputs}).encode())
+    asked = at_once(read_predict(json.dumps({"inputs": inputs}).encode()))
     assert (pairs, is_list) == (asked.pairs, asked.is_list)
 
 
@@ -176,7 +178,7 @@ def test_a_request_to_predict_is_read(inputs: Any, pairs: Pairs, is_list: bool) 
 def test_a_wrong_field_is_named(read: Any, body: dict[str, Any], field: str, words: str) -> None:
     """With what it may be."""
     with pytest.raises(WrongField) as refused:
-        read(json.dumps(body).encode())
+        at_once(read(json.dumps(body).encode()))
     assert field == refused.value.field
     assert words in refused.value.message
 
@@ -185,7 +187,7 @@ def test_a_wrong_field_is_named(read: Any, body: dict[str, Any], field: str, wor
 def test_an_empty_list_is_of_a_kind_of_its_own(inputs: Any) -> None:
     """As TEI has it."""
     with pytest.raises(EmptyList) as refused:
-        read_predict(json.dumps({"inputs": inputs}).encode())
+        at_once(read_predict(json.dumps({"inputs": inputs}).encode()))
     error = tei_error(refused.value)
     assert error.content is not None
     assert (400, "Empty") == (error.status, error.content["error_type"])
@@ -200,7 +202,7 @@ def test_long_rankings_come_in_slices(count: int) -> None:
     texts = [f"text {number}" for number in range(count)]
     logits = np.random.default_rng(count).normal(size=(count, 1)).astype(np.float32)
     order = np.argsort(-logits[:, 0], kind="stable").tolist()
-    asked = read_rerank(json.dumps({"query": "q", "texts": ["a"], "return_text": True}).encode())
+    asked = at_once(read_rerank(json.dumps({"query": "q", "texts": ["a"], "return_text": True}).encode()))
     work = rerank_response(
         type(asked)(pairs=Pairs(queries=("q",), texts=texts), raw_scores=True, return_text=True), logits, "i"
     )
@@ -209,7 +211,7 @@ def test_long_rankings_come_in_slices(count: int) -> None:
         {"index": each["index"], "text": each["text"]} for each in found
     ]
     np.testing.assert_array_equal(logits[order, 0], np.array([each["score"] for each in found], np.float32))
-    ranking = read_ranking(b'{"model": "m", "query": "q", "documents": ["a"]}')
+    ranking = at_once(read_ranking(b'{"model": "m", "query": "q", "documents": ["a"]}'))
     answer = content_of(at_once(ranking_response(ranking, logits, 7, "i")).body)
     assert order == [each["index"] for each in answer["results"]]
 
@@ -217,7 +219,7 @@ def test_long_rankings_come_in_slices(count: int) -> None:
 def test_many_labels_come_in_slices() -> None:
     """A few rows at a time."""
     logits = np.random.default_rng(0).normal(size=(100, 100)).astype(np.float32)
-    asked = read_predict(json.dumps({"inputs": [["a"]] * 100, "raw_scores": True}).encode())
+    asked = at_once(read_predict(json.dumps({"inputs": [["a"]] * 100, "raw_scores": True}).encode()))
     slices = [*predict_response(asked, logits, (), "i")]
     assert 100 / (SLICE_SCORES // 100) == len(slices)
     found = content_of(at_once(predict_response(asked, logits, (), "i")).body)
