@@ -117,9 +117,7 @@ def test_models_that_score_texts(inputs: dict[str, str], outputs: dict[str, str]
 def test_a_request_to_rerank_is_read() -> None:
     """Each field that it may have."""
     asked = at_once(
-        read_rerank(
-            b'{"query": "q", "texts": ["a", ""], "truncate": true, "truncation_direction": "Right"}'
-        )
+        read_rerank(b'{"query": "q", "texts": ["a", ""], "truncate": true, "truncation_direction": "Right"}')
     )
     assert Pairs(queries=("q",), texts=["a", ""], truncate=True) == asked.pairs
     assert (False, False) == (asked.raw_scores, asked.return_text)
