@@ -63,6 +63,7 @@ from shapestream.gateway.grpc_messages import (
 )
 from shapestream.gateway.infer_tensors import DEFAULT_PRIORITY_LEVEL, own_id
 from shapestream.gateway.model_pages import (
+    FRESH_S,
     PAGE_S,
     READY_S,
     check_version,
@@ -108,6 +109,9 @@ class InferenceService:
         """All callers' requests at the server. Beyond the client's window they would wait in one queue, whoever asks."""
         self._tokens = tokens
         self._default_priority_level = default_priority_level
+        self._asking = threading.Lock()
+        self._told: dict[str, Any] = {}
+        self._told_at = -math.inf
         self.streams = OpenStreams(self)
 
     def handlers(self) -> dict[str, dict[str, grpc.RpcMethodHandler]]:
@@ -183,8 +187,17 @@ class InferenceService:
         return ParseDict({"models": rows}, protocol.RepositoryIndexResponse())
 
     def _counters(self, seconds: float) -> dict[str, Any]:
+        """Return what the server tells of itself, `FRESH_S` old at most; one thread asks for all."""
         try:
-            return self.client.statistics(deadline=seconds)
+            if not self._asking.acquire(timeout=seconds):
+                raise DeadlineExceeded("others wait for the answer as well")
+            try:
+                if time.monotonic() - self._told_at > FRESH_S:
+                    self._told = self.client.statistics(deadline=seconds)
+                    self._told_at = time.monotonic()
+                return self._told
+            finally:
+                self._asking.release()
         except DeadlineExceeded:
             raise Unavailable(f"the server has not answered for {seconds:g} s") from None
 

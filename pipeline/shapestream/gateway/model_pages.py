@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from math import inf
 from typing import Any
 
+import trio
+
 from shapestream.client.async_face import Client
-from shapestream.errors import Forbidden, InvalidRequest
+from shapestream.errors import DeadlineExceeded, Forbidden, InvalidRequest
 from shapestream.gateway.errors import UnknownModel
 from shapestream.gateway.infer_tensors import DATATYPES, config_datatype
+from shapestream.gateway.json_text import write_json
+from shapestream.slices import LongSteps, Slices
+from shapestream.web.messages import Buffer, HttpResponse
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import BATCH
 from shapestream_engine.signature import ModelSignature
@@ -18,6 +24,8 @@ VERSION = "1"
 """The one version of each model."""
 PAGE_S = 10.0
 """Seconds that the server may take to answer what a page needs."""
+FRESH_S = 0.1
+"""Seconds for which an answer of the server about itself serves all callers. So nobody makes it count for each request."""
 READY_S = 1.0
 """Seconds after which a server, or a model, that has not answered is not ready. Probes commonly wait no longer."""
 PLATFORM = "shapestream"
@@ -150,14 +158,71 @@ def repository_index(statistics: Mapping[str, Any], *, ready_only: bool) -> list
     return rows
 
 
+class ServerCounters:
+    """What the server tells of itself, for all callers of a gateway: one question at a time."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._turns = trio.StrictFIFOLock()
+        self._told: dict[str, Any] = {}
+        self._told_at = -inf
+        self._page: HttpResponse | None = None
+        """The page of all models, as it was told last."""
+
+    async def read(self, seconds: float) -> dict[str, Any]:
+        """Return the counters, `FRESH_S` old at most. Raises `DeadlineExceeded` after so many seconds."""
+        with trio.move_on_after(seconds):
+            async with self._turns:
+                if trio.current_time() - self._told_at > FRESH_S:
+                    self._told = await self._client.statistics(deadline=seconds)
+                    self._told_at, self._page = trio.current_time(), None
+                return self._told
+        raise DeadlineExceeded(f"the server has not answered for {seconds:g} s")
+
+    async def statistics_page(self, steps: LongSteps) -> HttpResponse:
+        """Return the page of all models, which is written once for all who ask for it meanwhile."""
+        told = await self.read(PAGE_S)
+        if self._page is None:
+            totals = totals_of(told)
+            page = await steps.run_slices(PAGE_BYTES * len(totals), _statistics_page(totals))
+            if told is self._told:
+                self._page = page
+            return page
+        return self._page
+
+
+PAGE_BYTES = 1024
+"""Bytes of a model in the page of all, about."""
+SLICE_MODELS = 64
+"""Models that are written in a turn of the event loop, in 1 ms."""
+
+
+def _statistics_page(totals: Mapping[str, Any]) -> Slices[HttpResponse]:
+    pieces: list[Buffer] = [b'{"model_stats":[']
+    names = list(totals)
+    for begin in range(0, len(names), SLICE_MODELS):
+        if begin:
+            pieces.append(b",")
+            yield
+        rows = [_counts(name, totals[name]) for name in names[begin : begin + SLICE_MODELS]]
+        pieces.append(write_json(rows)[1:-1])
+    return HttpResponse(body=(*pieces, b"]}"))
+
+
+def totals_of(statistics: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the server's sums by model. Raises `Forbidden` where it tells none."""
+    totals: Mapping[str, Any] | None = statistics.get("totals")
+    if totals is None:
+        raise Forbidden("the server tells its counts to keys with the role gateways or admins only")
+    return totals
+
+
 def model_statistics(model: str | None, statistics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the counts of a model, or of all, from the server's sums of the requests of all clients.
 
     Raises `Forbidden` where the server tells no sums.
     """
-    totals = statistics.get("totals")
-    if totals is None:
-        raise Forbidden("the server tells its counts to keys with the role gateways or admins only")
+    totals = totals_of(statistics)
     names = totals if model is None else [model]
     return {"model_stats": [_counts(name, totals[name]) for name in names if name in totals]}
 

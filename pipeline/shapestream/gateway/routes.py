@@ -33,6 +33,7 @@ from shapestream.gateway.json_text import read_object, write_json
 from shapestream.gateway.model_pages import (
     PAGE_S,
     READY_S,
+    ServerCounters,
     check_version,
     model_config,
     model_metadata,
@@ -101,6 +102,7 @@ class Routes:
         self._by_loopback = by_loopback and tokens is None
         self._default_priority_level = default_priority_level
         self._long_steps = LongSteps()
+        self._told_counters = ServerCounters(client)
         self._in_flight = Quotas(lambda: client.window_requests, "requests in flight")
         """All callers' requests at the server. Beyond the client's window they would wait in one queue, whoever asks."""
         self._texts = TextRoutes(
@@ -202,7 +204,10 @@ class Routes:
         return _page(repository_index(await self._counters(PAGE_S), ready_only=ready_only))
 
     async def _all_statistics(self, request: HttpRequest) -> HttpResponse:
-        return await self._told(None)
+        try:
+            return await self._told_counters.statistics_page(self._long_steps)
+        except DeadlineExceeded:
+            raise _silent(PAGE_S) from None
 
     async def _openapi(self, request: HttpRequest) -> HttpResponse:
         return self._description
@@ -221,9 +226,9 @@ class Routes:
 
     async def _counters(self, seconds: float) -> dict[str, Any]:
         try:
-            return await self._client.statistics(deadline=seconds)
+            return await self._told_counters.read(seconds)
         except DeadlineExceeded:
-            raise _not_ready(f"the server has not answered for {seconds:g} s") from None
+            raise _silent(seconds) from None
 
     # ---------------------------------------------------------------- pages about a model
 
@@ -235,7 +240,7 @@ class Routes:
 
     async def _statistics(self, model: str, request: HttpRequest) -> HttpResponse:
         await self._loaded(model, PAGE_S)
-        return await self._told(model)
+        return _page(model_statistics(model, await self._counters(PAGE_S)))
 
     async def _model_ready(self, model: str, request: HttpRequest) -> HttpResponse:
         self._check_that_it_stays()
@@ -243,9 +248,6 @@ class Routes:
         if (why := why_not_ready(model, await self._counters(READY_S))) is not None:
             raise _not_ready(why)
         return _page({"name": model, "ready": True})
-
-    async def _told(self, model: str | None) -> HttpResponse:
-        return _page(model_statistics(model, await self._counters(PAGE_S)))
 
     async def _loaded(self, model: str, seconds: float) -> ModelSignature:
         """Return a model's signature. One that no worker has brought within these seconds is not ready."""
@@ -288,6 +290,10 @@ class Routes:
 
 def _page(content: Any) -> HttpResponse:
     return HttpResponse(body=(write_json(content),))
+
+
+def _silent(seconds: float) -> HttpError:
+    return _not_ready(f"the server has not answered for {seconds:g} s")
 
 
 def _not_ready(why: str) -> HttpError:

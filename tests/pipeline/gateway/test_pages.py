@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+import trio
 from tests.pipeline.gateway.gateway_site import PAIR, GatewaySite, on_site, port_of
+from trio.testing import MockClock
 
 from shapestream.gateway.infer_tensors import DATATYPES, config_datatype
 from shapestream.gateway.model_pages import (
+    FRESH_S,
+    PAGE_S,
+    READY_S,
+    SLICE_MODELS,
+    ServerCounters,
     max_batch_size,
     model_config,
     model_metadata,
+    model_statistics,
     repository_index,
     why_not_ready,
     why_server_is_not_ready,
 )
+from shapestream.slices import LongSteps
+from shapestream.web.messages import HttpResponse
 from shapestream_engine.element_types import ELEMENT_TYPES
 from shapestream_engine.output_rules import PaddedCounts, Rows
 from shapestream_engine.ports import OutputPort
@@ -193,3 +204,54 @@ async def test_a_server_that_is_silent_is_not_ready(site: GatewaySite) -> None:
         assert (503, "1") == (reply.status, reply.headers["Retry-After"])
     assert "pair" == (await site.get("/v2/models/pair"))["name"]
     assert "error" in json.loads((await site.ask("GET", "/v2/models/any")).body)
+
+
+def test_however_many_ask_the_server_is_asked_once() -> None:
+    """Together and one after the other; later it is asked anew, also for a page that was written before."""
+    told = _Told({"totals": {}})
+
+    async def ask() -> None:
+        counters, steps = ServerCounters(told), LongSteps()
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(counters.read, READY_S)
+                nursery.start_soon(counters.statistics_page, steps)
+        for _ in range(20):
+            await counters.read(PAGE_S)
+        assert 1 == told.asked
+        await trio.sleep(2 * FRESH_S)
+        await counters.statistics_page(steps)
+        assert 2 == told.asked
+
+    trio.run(ask, clock=MockClock(autojump_threshold=0))
+
+
+def test_the_page_of_all_models_is_written_in_slices() -> None:
+    """With as many models as a server may have; it is what `model_statistics` tells."""
+    names = ("results", "failures", "rows", "calls", "last_ms")
+    times = ("queue_us", "gather_us", "run_us", "split_us", "total_us")
+    totals = {f"m{number}": dict.fromkeys((*names, *times), number) for number in range(1024)}
+
+    async def write() -> HttpResponse:
+        counters = ServerCounters(_Told({"totals": totals}))
+        page = await counters.statistics_page(LongSteps())
+        assert page is await counters.statistics_page(LongSteps())
+        return page
+
+    page = trio.run(write, clock=MockClock(autojump_threshold=0))
+    assert json.loads(b"".join(page.body)) == model_statistics(None, {"totals": totals})
+    assert 1024 // SLICE_MODELS == len([piece for piece in page.body if len(piece) > 10_000])
+
+
+class _Told:
+    """A client whose server tells this of itself."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self._told = told
+        self.asked = 0
+
+    async def statistics(self, deadline: float) -> dict[str, Any]:
+        """The same each time, after a while."""
+        self.asked += 1
+        await trio.sleep(FRESH_S / 4)
+        return self._told

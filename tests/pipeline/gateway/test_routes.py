@@ -20,6 +20,7 @@ from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import wait_all_tasks_blocked
 
 import shapestream
+from shapestream.gateway.model_pages import FRESH_S
 from shapestream.gateway.routes import PAGE_S, READY_S, Routes
 from shapestream.web.tokens import Tokens
 from shapestream_engine.batch import BatchInputs
@@ -123,6 +124,7 @@ async def test_pages_follow_the_server_from_its_first_worker_to_its_drain() -> N
         ]
 
         await site.running.joined()
+        await trio.sleep(2 * FRESH_S)  # what the server said before serves all callers for so long
         for path in ("", "/config", "/stats", "/ready", "/versions/1/ready"):
             assert 200 == await site.status_of(f"/v2/models/echo{path}"), path
         assert 503 == await site.status_of("/v2/models/later/ready")
@@ -132,6 +134,7 @@ async def test_pages_follow_the_server_from_its_first_worker_to_its_drain() -> N
         assert ["echo"] == [row["name"] for row in index]
 
         site.running.server.model_given_up("later", "its workers die")
+        await trio.sleep(2 * FRESH_S)
         for path in ("", "/ready"):
             reply = await site.ask("GET", f"/v2/models/later{path}")
             assert (503, True) == (reply.status, "its workers die" in reply.content["error"])
