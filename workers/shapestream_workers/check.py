@@ -27,7 +27,6 @@ from shapestream_engine.compiled_model import CompiledModel, RequestPool
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.machine import is_installed
-from shapestream_engine.model import ModelSpec
 from shapestream_engine.model_files import files_of_model
 from shapestream_engine.probe import EnginesReport, ProbeReport, compare_beside
 from shapestream_engine.probing.examination import values_of
@@ -234,8 +233,13 @@ def _check_model(
     spec = model_spec(settings)
     choice = chosen_engine(spec)
     spec = replace(spec, engine=choice.engine)
-    for sizes in others:
-        report.problems += _refusals(loaded, place, settings, spec, *sizes)
+    for other_slots, other_threads in others:
+        tried = try_model(settings, spec, slots=other_slots, threads=other_threads, prove_trusted=True)
+        tried.compiled.close()
+        report.problems += [
+            loaded.problem((*place, *where), f"with {other_threads} threads, {words}")
+            for where, words in tried.judgement.refused
+        ]
     tried = try_model(settings, spec, slots=slots, threads=threads, prove_trusted=True)
     compiled, proof, judgement = tried.compiled, tried.proof, tried.judgement
     try:
@@ -244,8 +248,10 @@ def _check_model(
         engines = None
         if (other := _engine_beside(choice.engine, settings, beside)) is not None:
             engines = compare_beside(tried.spec, other, probe_options(settings), threads=threads)
-            words = [f"{found.words(choice.engine, other)} {_WHO_IS_RIGHT}" for found in engines.differences]
-            report.warnings += [loaded.problem(place, each) for each in words]
+            report.warnings += [
+                loaded.problem(place, f"{found.words(choice.engine, other)} {_WHO_IS_RIGHT}")
+                for found in engines.differences
+            ]
         # A model that ended its trial's process is not run in this one.
         calls, is_partial = (
             ((), False) if proof.notes else _made_up_calls(loaded, place, settings, compiled, report)
@@ -267,23 +273,6 @@ def _check_model(
         )
     finally:
         compiled.close()
-
-
-def _refusals(
-    loaded: LoadedSettings,
-    place: Location,
-    settings: ModelSettings,
-    spec: ModelSpec,
-    slots: int,
-    threads: int,
-) -> list[str]:
-    """Return why a process with so many slots and threads would refuse the model."""
-    tried = try_model(settings, spec, slots=slots, threads=threads, prove_trusted=True)
-    tried.compiled.close()
-    return [
-        loaded.problem((*place, *where), f"with {threads} threads, {words}")
-        for where, words in tried.judgement.refused
-    ]
 
 
 def _engine_beside(engine: str, settings: ModelSettings, wanted: str) -> str | None:
