@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -103,28 +104,7 @@ def calibrate(
     empty = CostTable(key=key, dimensions=model.signature.dimensions)
     if budget_s <= 0.0:
         return Calibration(table=empty)
-
-    def measured() -> Calibration:
-        began = monotonic()
-        bench = CalibrationBench(model, slots, values, budget_s)
-        try:
-            coarse, fine = stages(model.signature, max_batch)
-            for shapes, share in zip((coarse, coarse, fine, [*coarse, *fine]), PASSES, strict=True):
-                bench.measure(shapes, share * budget_s)
-        finally:
-            bench.close()
-        table = replace(empty, points=bench.points())
-        seconds = monotonic() - began
-        is_complete = bench.has_measured(coarse)
-        if not is_complete:
-            bench.findings.append(
-                f"cut short: the calls of {len(table.points)} shapes were measured in {seconds:.1f} s, so the next start "
-                "measures again (other programs took the processor, or calls are slow: raise calibration_s)"
-            )
-        return Calibration(
-            table=table, findings=tuple(bench.findings), seconds=seconds, is_complete=is_complete
-        )
-
+    measured = partial(_measured, model, empty, slots, max_batch, budget_s, values)
     if cache is None:
         with alone():
             return measured()
@@ -142,6 +122,34 @@ def calibrate(
         if found.table.points and found.is_complete:
             entry.write(found.table)
         return found
+
+
+def _measured(
+    model: CompiledModel,
+    empty: CostTable,
+    slots: int,
+    max_batch: int | None,
+    budget_s: float,
+    values: Mapping[str, Values],
+) -> Calibration:
+    """Measure first a coarse grid of shapes, then a fine one; `empty` is the table without points."""
+    began = monotonic()
+    bench = CalibrationBench(model, slots, values, budget_s)
+    try:
+        coarse, fine = stages(model.signature, max_batch)
+        for shapes, share in zip((coarse, coarse, fine, [*coarse, *fine]), PASSES, strict=True):
+            bench.measure(shapes, share * budget_s)
+    finally:
+        bench.close()
+    table = replace(empty, points=bench.points())
+    seconds = monotonic() - began
+    is_complete = bench.has_measured(coarse)
+    if not is_complete:
+        bench.findings.append(
+            f"cut short: the calls of {len(table.points)} shapes were measured in {seconds:.1f} s, so the next start "
+            "measures again (other programs took the processor, or calls are slow: raise calibration_s)"
+        )
+    return Calibration(table=table, findings=tuple(bench.findings), seconds=seconds, is_complete=is_complete)
 
 
 class CalibrationBench:

@@ -14,7 +14,7 @@ from shapestream.telemetry.trace import TraceReader, TraceStage
 pytestmark = pytest.mark.e2e
 
 SORT = """\
-    server: {listen: [ipc://s.sock], record_trace: traffic.jsonl.gz}
+    server: {listen: [ipc://s.sock]}
     models:
       - name: sort
         function: numpy:sort
@@ -25,7 +25,7 @@ SORT = """\
 
 
 READING = """\
-    server: {listen: [ipc://s.sock], record_trace: traffic.jsonl}
+    server: {listen: [ipc://s.sock]}
     models:
       - name: find
         function: numpy:sort
@@ -48,7 +48,7 @@ READING = """\
 
 def test_a_trace_says_which_requests_are_for_which_chain(workplace: Any) -> None:
     """Each stage's, of a chain without rows, too; `simulate` plays one stage after the other."""
-    served = workplace.serve(READING)
+    served = workplace.serve(READING, record_trace=str(workplace.folder / "traffic.jsonl"))
     with served.client() as client:
         for rows in (3, 0):
             client.infer("reading", {"a": np.ones(rows, np.float32)}, deadline=60)
@@ -69,8 +69,8 @@ def test_a_trace_says_which_requests_are_for_which_chain(workplace: Any) -> None
 
 
 def test_a_server_records_what_simulate_plays(workplace: Any) -> None:
-    """Relative to the YAML, whole after SIGTERM; the recording is announced."""
-    served = workplace.serve(SORT)
+    """Whole after SIGTERM; the recording is announced."""
+    served = workplace.serve(SORT, record_trace=str(workplace.folder / "traffic.jsonl.gz"))
     assert 1 == len(served.events("recording a trace of shapes"))
     with served.client() as client:
         for width in (3, 5, 7):

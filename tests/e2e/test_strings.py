@@ -329,7 +329,7 @@ def test_a_resent_request_shares_its_reply_and_texts_of_another_length_are_a_con
 
 
 AUDITED = """\
-    server: {listen: [ipc://s.sock], record_trace: traffic.jsonl}
+    server: {listen: [ipc://s.sock]}
     models:
       - name: company
         function: wording:company
@@ -343,7 +343,7 @@ AUDITED = """\
 
 def test_strings_are_audited_and_their_sizes_recorded(workplace: Any) -> None:
     """What company changes is found in service; `simulate` and `tune` play a recording, with texts of their own."""
-    served = workplace.serve(AUDITED)
+    served = workplace.serve(AUDITED, record_trace=str(workplace.folder / "traffic.jsonl"))
 
     def ask(client: Any, texts: list[str]) -> list[str]:
         with client.stream("company", ({"text": [text]} for text in texts)) as results:

@@ -109,7 +109,6 @@ VALUES = {
         MODEL % b"probe: {x: {uniform: [-1.0e+308, 1.0e+308]}}", "narrow the range"
     ),
     "a probe without end": (MODEL % b"probe: {x: {uniform: [0.0, .inf]}}", "narrow the range"),
-    "a trace in a folder that is not there": (b"server: {record_trace: /nowhere/at/all}", "no such folder"),
     "a model root that is a file": (b"server: {model_root: m.xml}", "m.xml is a file (name a folder)"),
 }  # fmt: skip
 

@@ -95,21 +95,10 @@ class Admission:
         terms = self._terms_of(arrival, queue)
         if isinstance(terms, Refusal):
             return terms
-        if whole.max_s is not None and terms.cost_ns:
-            queued_s = self.queued_s(queue)
-            # One request may always wait, however long it lasts.
-            if queued_s and queued_s + terms.share_s > whole.max_s:
-                message = f"the queue is full: {queued_s:.3f} of {whole.max_s:g} s of predicted work"
-                return self._overloaded(queue, Overload.QUEUE_SECONDS, message)
-            if client is not None and room.exceeds_s(client, terms.share_s, queued_s):
-                return self._above_share(queue)
         if client is not None and arrival.client in room.several:
             models = room.models(arrival.client)
             flow = client.flows.get(arrival.model)
-            queued_s = 0.0 if whole.max_s is None else self.queued_s(queue)
-            if flow is not None and room.exceeds_part(
-                flow, models, arrival.nbytes, terms.share_s, queued_s, parts
-            ):
+            if flow is not None and room.exceeds_part(flow, models, arrival.nbytes, parts):
                 return self._overloaded(
                     queue,
                     Overload.MODEL_SHARE,

@@ -326,8 +326,6 @@ class Overload(StrEnum):
 
     QUEUE = "queue"
     """The requests or bytes of the queue, or of the part of it that the model's slots have."""
-    QUEUE_SECONDS = "queue_seconds"
-    """The predicted seconds of the queue."""
     CLIENT_SHARE = "client_share"
     """A client's share of the queue."""
     MODEL_SHARE = "model_share"

@@ -441,17 +441,13 @@ def _ahead_s(flow: Flow) -> float:
 class QueueRoom:
     """The content of the whole queue, its bounds, and the number of groups that divide it."""
 
-    __slots__ = ("groups", "max_bytes", "max_requests", "max_s", "nbytes", "requests", "waiting")
+    __slots__ = ("groups", "max_bytes", "max_requests", "nbytes", "requests", "waiting")
 
-    def __init__(self, max_requests: int, max_bytes: int, max_s: float | None) -> None:
+    def __init__(self, max_requests: int, max_bytes: int) -> None:
         if max_requests < 1 or max_bytes < 1:
             raise ValueError("the queue must have room for at least one request and one byte")
-        if max_s is not None and not max_s > 0.0:
-            raise ValueError("the queue must have room for at least some seconds")
         self.max_requests = max_requests
         self.max_bytes = max_bytes
-        self.max_s = max_s
-        """Bounds the predicted work for the slots of each group, not the sum of them."""
         self.requests = 0
         self.nbytes = 0
         self.groups = 0
@@ -533,29 +529,16 @@ class GroupRoom:
             held_bytes, nbytes, self.nbytes, most_bytes, share_bytes, share_bytes
         )
 
-    def exceeds_s(self, client: ClientShare[Any], share_s: float, queued_s: float) -> bool:
-        """Tell the same in seconds of predicted work; `queued_s` are queued."""
-        most_s = self.whole.max_s
-        if most_s is None:
-            return False
-        held_s, part_s = sum([flow.queued_s for flow in client.flows.values()]), most_s / self.sharing
-        return _crowds(held_s, share_s, queued_s, most_s, part_s, part_s)
-
-    def exceeds_part(
-        self, flow: Flow, models: int, nbytes: int, share_s: float, queued_s: float, parts: int
-    ) -> bool:
+    def exceeds_part(self, flow: Flow, models: int, nbytes: int, parts: int) -> bool:
         """Tell whether one more request would take a flow above its part of the client's share and leave no part free.
 
         The client asks so many `models`. Apart from a part for one of the others, a share for another client stays free.
         """
         whole = self.whole
-        bounds: list[tuple[float, float, float, float]] = [
+        for held, more, used, most in (
             (flow.queued, 1, self.requests, whole.max_requests / parts),
             (flow.queued_bytes, nbytes, self.nbytes, whole.max_bytes / parts),
-        ]
-        if whole.max_s is not None:
-            bounds.append((flow.queued_s, share_s, queued_s, whole.max_s))
-        for held, more, used, most in bounds:
+        ):
             share = most / self.sharing
             part = share / models
             if _crowds(held, more, used, most, part, part + (share if self.sharing > 1 else 0.0)):

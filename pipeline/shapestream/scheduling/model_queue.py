@@ -157,13 +157,10 @@ class ModelQueue:
         self.sharing = [self]
         """The queues of all models that share slots with this one, directly or through others; one list for all of them."""
         self.shares: FairShares[ClientFlow] = FairShares(self._first_start_s, GroupRoom(room))
-        self.count = 0
-        self.rows = 0
+        self.count = self.rows = 0
         # Whole numbers: seconds that differ by many orders would leave their rounding errors behind.
-        self._cost_ns = 0
-        self._again_ns = 0
-        self.rerun_count = 0
-        self.suspect_count = 0
+        self._cost_ns = self._again_ns = 0
+        self.rerun_count = self.suspect_count = 0
         self.alone = False
         """Whether each request runs alone, at its own sizes, because results differed in shared batches."""
         self.unavailable: str | None = None

@@ -123,11 +123,7 @@ class Request:
         """The request as the caller submitted it: of whatever class that is."""
         self.model = arrival.model
         sizes = arrival.sizes
-        if has_batch:
-            self.rows = sizes[0]
-            self.own_shape = sizes[1:]
-        else:
-            self.rows, self.own_shape = 1, sizes
+        self.rows, self.own_shape = (sizes[0], sizes[1:]) if has_batch else (1, sizes)
         self.shape = self.own_shape if shape is None else shape
         self.empty = 0 in sizes
         """Whether it has no elements, whatever sizes it claims along the other dimensions."""

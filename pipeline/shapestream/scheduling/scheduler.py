@@ -188,12 +188,11 @@ class Scheduler:
         max_queued_bytes: int,
         max_attempts: int = 3,
         *,
-        max_queued_s: float | None = None,
         hangs: HangLimits | None = None,
         learned: Mapping[str, LearnedCosts] = NOTHING_LEARNED,
     ) -> None:
         """`hangs`: when a batch hangs; None: never. `learned`: what an earlier one's `learned_costs` said, by table."""
-        self._room = max_queued_requests, max_queued_bytes, max_queued_s
+        self._room = max_queued_requests, max_queued_bytes
         self._max_attempts = max_attempts
         self._hangs = hangs
         self._learned = learned

@@ -8,7 +8,7 @@ request fails by its own id. Only the inbox awaits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 import trio
@@ -80,6 +80,17 @@ MOST_QUESTIONS = 16
 _DRAINS = "this server takes no new requests"
 _ENDED_SERVERS = "each of the servers that ran it alone has vanished meanwhile"
 _CONFLICT = "use a number once: another request of this client has it"
+
+
+class Taken(NamedTuple):
+    """A request that its model takes, whatever the load is."""
+
+    model: ServedModel
+    shape: RequestShape
+    group: int | None
+    """By its common inputs; None where its model has none."""
+    losses: int | None
+    """Of a suspect (`losses_of`); None of any other request."""
 
 
 class ClientPort:
@@ -302,46 +313,50 @@ class ClientPort:
             self._again(session, entry)
             return DEAR
         try:
-            model, shape, losses = self._checked(entry, granted)
-            group = model.group_of(shape, entry.tensors) if model.has_alike else None
+            taken = self._checked(entry, granted)
         except RequestError as error:
             self._fail(session, sequence, error.code, error.message, entry.tags)
             return DEAR
-        except ShapeError as error:
-            self._fail(session, sequence, "invalid", f"model {model.name!r}: {error}", entry.tags)
-            return DEAR
-        nbytes = shape.total_nbytes
-        if losses is not None:
-            self._log_suspect(session, sequence, model, losses)
+        model = taken.model
+        if taken.losses is not None:
+            self._log_suspect(session, sequence, model, taken.losses)
         caller = None if entry.tags is None else self._caller(peer, session, entry.tags)
-        if (excess := self.sessions.excess(session, caller, 0 if granted else nbytes)) is not None:
+        nbytes = 0 if granted else taken.shape.total_nbytes
+        if (excess := self.sessions.excess(session, caller, nbytes)) is not None:
             self._statistics.overloaded[Overload.CREDIT] += 1
             self._fail(session, sequence, "overloaded", excess, entry.tags)
             return DEAR
         price = 1
         if model.takes_strings:
             price += sum(memoryview(buffer).nbytes for buffer in entry.tensors.buffers) // BYTES_PER_POINT
-            try:
-                check_inputs(model.signature.inputs, entry.tensors)
-            except RequestError as error:
-                self._fail(
-                    session, sequence, error.code, f"model {model.name!r}: {error.message}", entry.tags
-                )
+            if (wrong := _wrong_strings(model, entry)) is not None:
+                self._fail(session, sequence, *wrong, entry.tags)
                 return DEAR + price
+        record = self._record(session, entry, taken, caller, now)
+        session.begin(record)
+        self._statistics.requests += 1
+        self._arrived.append(record)
+        return price
+
+    def _record(
+        self, session: ClientSession, entry: RequestEntry, taken: Taken, caller: Use | None, now: float
+    ) -> RequestRecord:
+        """Return the record of a request that its model takes."""
+        model, shape, group, losses = taken
         remaining_ms = entry.remaining_ms
-        record = RequestRecord(
+        return RequestRecord(
             id=next(self._ids),
             client=session.number if caller is None else caller.number,
             model=model.name,
             sizes=queued_sizes(shape),
-            nbytes=nbytes,
+            nbytes=shape.total_nbytes,
             deadline=None if remaining_ms is None else self._deadline(session, remaining_ms, now),
             priority=entry.priority,
             suspect=losses is not None and session.names_suspects,
             group=group,
             submitted=together_of(entry.tags),
             session=session,
-            sequence=sequence,
+            sequence=entry.sequence,
             served=model,
             shape=shape,
             tensors=entry.tensors,
@@ -349,13 +364,9 @@ class ClientPort:
             tags=entry.tags,
             caller=caller,
         )
-        session.begin(record)
-        self._statistics.requests += 1
-        self._arrived.append(record)
-        return price
 
-    def _checked(self, entry: RequestEntry, granted: int) -> tuple[ServedModel, RequestShape, int | None]:
-        """Return the model of a request, its shape, and the losses of a suspect (`losses_of`).
+    def _checked(self, entry: RequestEntry, granted: int) -> Taken:
+        """Return what a request is to its model.
 
         `granted`: the bytes that were granted to it. Raises `RequestError` for one that is refused whatever the load is.
         """
@@ -381,7 +392,11 @@ class ClientPort:
         losses = None if entry.tags is None else losses_of(entry.tags)
         if losses is not None and losses >= MOST_LOSSES:
             raise Poisoned(_ENDED_SERVERS)
-        return model, shape, losses
+        try:
+            group = model.group_of(shape, entry.tensors) if model.has_alike else None
+        except ShapeError as error:
+            raise InvalidRequest(f"model {model.name!r}: {error}") from None
+        return Taken(model, shape, group, losses)
 
     def _granted(self, session: ClientSession, sequence: int) -> int:
         """Return the granted bytes of a request that is here now; 0 if none are. One that did not wait loses its turn."""
@@ -658,6 +673,15 @@ class ClientPort:
         self._statistics.peers_lost[f"client: {why}"] += 1
         log.info("client left", client=session.label, why=why, unfinished=len(session.running))
         self._dispatcher.client_left(session, now)
+
+
+def _wrong_strings(model: ServedModel, entry: RequestEntry) -> tuple[str, str] | None:
+    """Return the code and the message for strings that are longer than their inputs take, or no text; None if none are."""
+    try:
+        check_inputs(model.signature.inputs, entry.tensors)
+    except RequestError as error:
+        return error.code, f"model {model.name!r}: {error.message}"
+    return None
 
 
 def _no_longer_kept(sequence: int) -> str:

@@ -456,7 +456,6 @@ def _scheduler_of(settings: ServerSettings, cost_keeper: CostKeeper | None) -> S
     return Scheduler(
         max_queued_requests=settings.max_queued_requests,
         max_queued_bytes=settings.max_queued_bytes,
-        max_queued_s=settings.max_queued_s,
         hangs=HangLimits(min_s=settings.effective_hang_min_s, grace_s=settings.hang_grace_s),
         learned={} if cost_keeper is None else cost_keeper.read(),
     )

@@ -50,6 +50,8 @@ REMOVED: Mapping[str, str] = {
     "server.max_outbox_bytes": "peers may leave 512 MiB unread, then the one with most is cut off; remove the key",
     "server.prefetch": "a batch is queued behind the running one wherever that pays; remove the key",
     "server.windows_per_key": "one key has 8 credits: give each client its own key, or raise window_requests",
+    "server.max_queued_s": "give requests deadlines: what would wait too long is refused; or lower max_queued_requests",
+    "server.record_trace": "start the server with --record-trace FILE",
     "server.security.mode": "write security: network, or keys without a mode",
     "server.http.default_priority_level": f"requests have the level 1, and p is the priority 1 - p; {_BY_HAND}",
     "server.grpc.default_priority_level": f"requests have the level 1, and p is the priority 1 - p; {_BY_HAND}",

@@ -28,7 +28,6 @@ from shapestream.settings.values import (
     describe,
     is_there,
     keys_must_exist,
-    must_be_there,
     read_list,
     read_path,
     wrong,
@@ -94,15 +93,6 @@ class GrpcSettings(GatewaySettings):
 def read_model_root(value: Any, info: ValidationInfo) -> str:
     """Read a folder that exists, as an absolute path without symbolic links."""
     return str(Path(read_path(value, info, expected="a folder", kind="folder")).resolve())
-
-
-def read_output_path(value: Any, info: ValidationInfo) -> str:
-    """Read the path of a file to write, as an absolute path. Its folder must exist."""
-    if not isinstance(value, str) or not value or value.endswith("/"):
-        raise wrong(f"expected the path of a file to write, got {describe(value)}")
-    path = absolute_path(value, info)
-    must_be_there(path.parent, "folder", info)
-    return str(path)
 
 
 MAX_IPC_PATH_BYTES = 103
@@ -263,8 +253,6 @@ class ServerSettings(Section):
     """Requests in the queue, of all clients together, at most; more are answered `overloaded`."""
     max_queued_bytes: Bytes = 2 << 30
     """Bytes of tensors in the queue, at most; more are answered `overloaded`."""
-    max_queued_s: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
-    """Predicted seconds of the slots for the queue, at most; more is answered `overloaded`. Null: no limit."""
     window_requests: int = Field(default=1024, ge=1, le=65536)
     """A client's credit: requests without an answer at any time."""
     window_bytes: Bytes = 512 << 20
@@ -279,8 +267,6 @@ class ServerSettings(Section):
     """Seconds of silence after which a worker counts as lost; its batches run elsewhere."""
     model_root: Annotated[str, BeforeValidator(read_model_root)] | None = None
     """Folder that must hold all model files, symbolic links followed. Default: any folder."""
-    record_trace: Annotated[str, BeforeValidator(read_output_path)] | None = None
-    """File for a trace of the times and shapes of requests, never of their data, for `simulate` and `tune`."""
     grace_s: float = Field(default=25.0, ge=0, le=86400, allow_inf_nan=False)
     """Seconds that the first SIGTERM leaves accepted requests to end."""
     lame_duck_s: float | None = Field(default=None, ge=0, le=86400, allow_inf_nan=False)
@@ -295,6 +281,8 @@ class ServerSettings(Section):
     """Address of a collector that gets spans by OTLP over HTTP, with the extra `[otel]`. Default: none."""
 
     # Constants: no file sets them.
+    record_trace: str | None = constant(None)
+    """File for a trace of the times and shapes of requests, never of their data: `serve --record-trace`."""
     windows_per_key: int = constant(8)
     """Credits that all clients with one key have together: by default as many requests as the queue holds."""
     max_outbox_bytes: int = constant(512 << 20)

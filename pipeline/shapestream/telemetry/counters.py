@@ -407,7 +407,7 @@ class ServerStatistics:
     requests: int = _number("Requests that were admitted.", told=True)
     failures: Counter[str] = _numbers("Failed requests by code.", told=True)
     overloaded: Counter[str] = _numbers(
-        "Requests refused as overloaded, by the bound that they met: those of the queue (queue, queue_seconds), the "
+        "Requests refused as overloaded, by the bound that they met: that of the queue (queue), the "
         "client's share of it (client_share, model_share), the request's deadline, its client's credit, or the memory for "
         "large requests.",
         "requests_overloaded_total",

@@ -305,12 +305,6 @@ _COMPUTED: tuple[Metric, ...] = (
         "Bytes in the queue at most (max_queued_bytes).",
         lambda seen: seen.settings.max_queued_bytes,
     ),
-    _row(
-        "queue_limit_seconds",
-        "Predicted seconds of the slots for the queue at most (max_queued_s); absent without a limit.",
-        (),
-        lambda seen: [] if (limit := seen.settings.max_queued_s) is None else [((), limit)],
-    ),
     _one(
         "requests_suspected",
         "Requests that wait to run alone in a worker.",

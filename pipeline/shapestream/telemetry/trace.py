@@ -304,18 +304,17 @@ log = structlog.get_logger()
 MAX_REQUESTS = 5_000_000
 """Requests after which a recording ends: about 200 MB as text, 30 MB as .gz."""
 FLUSH_S = 1.0
-_MAX_NAMES = 1000
 
 
 class TraceRecorder:
-    """A writer of one trace file. An existing file is kept: the new one gets a number in its name.
+    """A writer of one trace file.
 
-    Raises OSError if the file cannot be made. A later error is logged once and ends the recording.
+    Raises OSError if the file cannot be made, also where it exists. A later error is logged once and ends the recording.
     """
 
     def __init__(self, path: str | Path, *, max_requests: int = MAX_REQUESTS) -> None:
-        self.path, file = _create(Path(path))
-        self._file: IO[str] | None = file
+        self.path = Path(path)
+        self._file: IO[str] | None = open_text(self.path, "x")
         self._left = max_requests
         self._has_header = False
         self._numbers: dict[str, int] = {}
@@ -325,10 +324,6 @@ class TraceRecorder:
         self._began: float | None = None
         self._flush_at = 0.0
         self.recorded = 0
-        if self.path != Path(path):
-            log.warning(
-                "trace file exists already, another is written", exists=str(path), path=str(self.path)
-            )
         log.info("recording a trace of shapes", path=str(self.path), max_requests=max_requests)
 
     def record(
@@ -443,13 +438,3 @@ class TraceRecorder:
 
 def _left(deadline: float | None, now: float) -> float | None:
     return None if deadline is None else max(0.0, deadline - now)
-
-
-def _create(path: Path) -> tuple[Path, IO[str]]:
-    """Create a file of that name, or with the next number in its name. An existing trace is never overwritten."""
-    stem, dot, suffixes = path.name.partition(".")
-    for number in range(1, _MAX_NAMES):
-        candidate = path if number == 1 else path.with_name(f"{stem}-{number}{dot}{suffixes}")
-        with suppress(FileExistsError):
-            return candidate, open_text(candidate, "x")
-    raise FileExistsError(f"{path}: there are {_MAX_NAMES} traces of that name")

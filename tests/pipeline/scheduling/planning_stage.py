@@ -100,7 +100,7 @@ def make_queue(padded: Sequence[bool] = (True,), **options: Any) -> ModelQueue:
         inputs=(InputBytes(nbytes=1, axes=tuple(range(dimensions))),),
         **options,
     )
-    return ModelQueue(profile, CostModel().add_model(profile), QueueRoom(1000, 10**9, None))
+    return ModelQueue(profile, CostModel().add_model(profile), QueueRoom(1000, 10**9))
 
 
 class Waiting:

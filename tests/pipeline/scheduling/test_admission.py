@@ -58,28 +58,6 @@ def test_overload_says_when_to_come_back(make_stage):
     assert [(8, "overloaded", pytest.approx(4 * 0.5 / 2))] == _failures(stage)
 
 
-def test_the_queue_is_bounded_in_seconds_of_work(make_stage):
-    """By what is predicted for all slots together; a request that finds nothing waiting may always come in."""
-    stage = make_stage(max_queued_s=0.3)
-    stage.model(max_batch=1)
-    stage.measured_slots(0, 1)
-    stage.arrive((1, 4), (1, 4))
-    stage.arrive((1, 256), (1, 256), (1, 4))
-    # 0.352 s over two slots, twice, would be too much; 0.05 s more are not.
-    assert [(4, "overloaded", pytest.approx(0.176))] == _failures(stage)
-    assert pytest.approx(0.452) == stage.scheduler.statistics().models[0].queued_s
-
-
-def test_one_long_request_is_not_too_long_for_an_empty_queue(make_stage):
-    """A prediction alone refuses nobody for ever."""
-    stage = make_stage(max_queued_s=0.001)
-    stage.model(max_batch=1)
-    stage.measured_slots(0)
-    stage.arrive((1, 4))
-    stage.arrive((1, 4))
-    assert [] == _failures(stage)
-
-
 def test_nobody_is_asked_to_wait_for_hours(make_stage):
     """The estimate is bounded, and holds without any slot as well."""
     stage = make_stage(max_queued_requests=1)
@@ -108,12 +86,11 @@ def test_a_deadline_that_has_passed_is_refused(stage):
     assert "0 running, 0 queued" == repr(stage.scheduler.statistics())
 
 
-@pytest.mark.parametrize("bounds", [(0, 1, 3, None), (1, 0, 3, None), (1, 1, 0, None), (1, 1, 3, 0.0)])
+@pytest.mark.parametrize("bounds", [(0, 1, 3), (1, 0, 3), (1, 1, 0)])
 def test_bounds_must_leave_room(bounds):
     """A scheduler that could never run anything is refused when it is made."""
-    *counts, seconds = bounds
     with pytest.raises(ValueError, match="at least"):
-        Scheduler(*counts, max_queued_s=seconds)
+        Scheduler(*bounds)
 
 
 def test_sums_of_seconds_leave_no_rounding_errors(make_stage):

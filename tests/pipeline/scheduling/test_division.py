@@ -18,7 +18,7 @@ from shapestream.scheduling.slots import Slot, SlotPool
 
 def _pool() -> SlotPool:
     profile = ModelProfile(name="m", dimensions=("n",), has_batch=False, paddable=(False,), max_batch=1)
-    return SlotPool(ModelQueue(profile, CostModel().add_model(profile), QueueRoom(1000, 10**9, None)))
+    return SlotPool(ModelQueue(profile, CostModel().add_model(profile), QueueRoom(1000, 10**9)))
 
 
 def _sizes(stage) -> list[int]:

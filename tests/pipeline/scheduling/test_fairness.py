@@ -16,7 +16,7 @@ from shapestream.scheduling.fairness import LEAD_BATCHES, PATIENCE, FairShares, 
 
 
 def _shares() -> FairShares[Flow]:
-    return FairShares(lambda: None, GroupRoom(QueueRoom(1, 1, None)))
+    return FairShares(lambda: None, GroupRoom(QueueRoom(1, 1)))
 
 
 def _order(stage, until: int = 10**6) -> list[int]:
@@ -507,7 +507,7 @@ def test_blame_leaves_a_client_what_it_is_owed_for_turns_that_it_waits_for():
 
 def test_when_another_client_asked_last():
     """Of a group, and of two groups that a slot joins: each client that asked last in one of them is another's other."""
-    whole = QueueRoom(100, 100, None)
+    whole = QueueRoom(100, 100)
     group, joined = GroupRoom(whole), GroupRoom(whole)
     group.ask(1, "m", 1.0)
     group.ask(1, "m", 2.0)

@@ -16,7 +16,7 @@ def _queue() -> ModelQueue:
     profile = ModelProfile(
         name="m", dimensions=("batch", "seq"), has_batch=True, paddable=(False, True), max_batch=8
     )
-    return ModelQueue(profile, CostModel().add_model(profile), QueueRoom(1000, 10**9, None))
+    return ModelQueue(profile, CostModel().add_model(profile), QueueRoom(1000, 10**9))
 
 
 def _request(queue: ModelQueue, order: int, rank: float, rows: int = 1, length: int = 4) -> Request:

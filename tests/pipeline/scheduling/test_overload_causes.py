@@ -25,15 +25,6 @@ def test_the_queue_is_full(make_stage):
         assert {Overload.QUEUE} == causes(stage)
 
 
-def test_the_queue_has_too_many_seconds(make_stage):
-    """Of predicted work, for all slots together."""
-    stage = make_stage(max_queued_s=0.3)
-    stage.model(max_batch=1)
-    stage.measured_slots(0)
-    stage.arrive(*[(1, 4)] * 10)
-    assert {Overload.QUEUE_SECONDS} == causes(stage)
-
-
 def test_a_client_has_its_share(make_stage):
     """Where another one has asked."""
     stage = make_stage(max_queued_requests=10)

@@ -114,19 +114,6 @@ def test_room_is_shared_in_bytes_too(make_stage):
     assert [] == _refused(stage)
 
 
-def test_room_is_shared_in_seconds_too(make_stage):
-    """By what is predicted for the slots, where the queue is bounded in that."""
-    stage = make_stage(max_queued_s=1.0)
-    stage.model(max_batch=1)
-    stage.measured_slots(0)
-    stage.arrive((1, 4), client=2)
-    stage.arrive((1, 4), client=2)
-    many = stage.arrive(*[(1, 4)] * 9, client=1)
-    assert many[5:] == _refused(stage)
-    stage.arrive(*[(1, 4)] * 4, client=2)
-    assert [] == _refused(stage)
-
-
 def test_what_was_admitted_is_never_dropped_to_make_room(make_stage):
     """However many others come, what waits ends with its results."""
     stage = make_stage(max_queued_requests=6)
@@ -251,16 +238,3 @@ def test_one_request_larger_than_its_part_may_wait(make_stage):
     stage.arrive((1, 4), model="slow", nbytes=900)
     assert [] == _refused(stage)
     assert stage.arrive((1, 4), model="slow", nbytes=10) == _refused(stage)
-
-
-def test_seconds_of_models_on_other_slots_do_not_count(make_stage):
-    """The queue holds a second of predicted work for the slots that would run it."""
-    stage = make_stage(max_queued_s=1.0)
-    for slot, name in enumerate(("slow", "fast")):
-        stage.model(name, max_batch=1)
-        costs = {name: table(0.1, 0.0, key=name)}
-        stage.play(SlotJoined(slot=slot, models=frozenset({name}), costs=costs))
-    many = stage.arrive(*[(1, 4)] * 20, model="slow")
-    assert many[10:] == _refused(stage)
-    stage.arrive(*[(1, 4)] * 3, client=2, model="fast")
-    assert [] == _refused(stage)

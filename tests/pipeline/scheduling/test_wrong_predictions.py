@@ -107,8 +107,3 @@ def test_the_wait_in_the_queue(wrong):
     assert "overloaded" == stage.ends[refused]
     _finish_all(stage)
     assert _is_answered(stage)
-
-
-def test_the_seconds_in_the_queue(wrong):
-    """A request that is believed to take longer than the whole queue may is alone in it."""
-    assert _is_answered(wrong(max_queued_s=1.0))

@@ -90,7 +90,7 @@ class EagerScheduler:
                     )
             case events.ModelAdded(model=profile):
                 costs = CostModel().add_model(profile)
-                self.models[profile.name] = ModelQueue(profile, costs, QueueRoom(1000, 10**9, None))
+                self.models[profile.name] = ModelQueue(profile, costs, QueueRoom(1000, 10**9))
             case events.SlotsJoined():
                 self.slots |= {joined.slot: [] for joined in event.slots}
                 for joined in event.slots:

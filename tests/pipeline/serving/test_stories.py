@@ -76,7 +76,7 @@ def queue_of(number: int, name: str) -> tuple[ServedModel, ModelQueue]:
     """A served model, and the scheduler's queue for it."""
     model = ServedModel(number, name, SIGNATURE, model_settings())
     costs = CostModel().add_model(model.profile)
-    return model, ModelQueue(model.profile, costs, QueueRoom(1000, 10**9, None))
+    return model, ModelQueue(model.profile, costs, QueueRoom(1000, 10**9))
 
 
 MODELS = {name: queue_of(number, name) for number, name in enumerate("mn")}

@@ -175,13 +175,13 @@ def test_what_was_recorded_is_there_a_second_later(tmp_path: Path) -> None:
 
 
 def test_an_earlier_trace_is_never_overwritten(tmp_path: Path) -> None:
-    """A server that is started again writes beside it."""
-    names = []
-    for _ in range(3):
-        recorder = TraceRecorder(tmp_path / "t.jsonl.gz")
-        recorder.close()
-        names.append(recorder.path.name)
-    assert ["t.jsonl.gz", "t-2.jsonl.gz", "t-3.jsonl.gz"] == names
+    """A recorder of the same file is not made."""
+    recorder = TraceRecorder(tmp_path / "t.jsonl")
+    record(recorder, 0.0)
+    recorder.close()
+    with pytest.raises(FileExistsError):
+        TraceRecorder(tmp_path / "t.jsonl")
+    assert 1 == len(list(TraceReader(tmp_path / "t.jsonl")))
 
 
 def test_a_recording_ends_at_its_limit(tmp_path: Path) -> None:

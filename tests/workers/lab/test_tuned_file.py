@@ -119,7 +119,6 @@ def test_every_path_that_starts_at_the_folder_of_its_file_is_relocated(tmp_path:
 server:
   listen: ["ipc://AT/run/s.sock", "ipc://~/s.sock", "ipc:///run/s.sock", "tcp://127.0.0.1:5555"]
   worker_listen: ipc://AT/w.sock
-  record_trace: AT/t.jsonl
   model_root: AT/models
   security: {key: AT/keys/s.secret, clients: ~/clients, admins: [KEY, AT/a.pub, /etc/b.pub], workers: AT/keys}
   admin: {address: "127.0.0.1:9090", token_file: AT/token}

@@ -295,8 +295,8 @@ class Subject:
         calibration_s = min(self.settings.calibration_s, MOST_CALIBRATION_S)
         values["models"] = [{**model, "calibration_s": calibration_s}]
         values.pop("chains", None)  # a chain has other models
-        # Other addresses, their keys and the trace belong to the server that users talk to.
-        unwanted = ("worker_listen", "record_trace", "security", "admin", "tracing", "http", "grpc")
+        # Other addresses and their keys belong to the server that users talk to.
+        unwanted = ("worker_listen", "security", "admin", "tracing", "http", "grpc")
         server = {key: said for key, said in (values.get("server") or {}).items() if key not in unwanted}
         values["server"] = {**server, "listen": [f"ipc://{folder}/s.sock"], "grace_s": 1.0}
         values["logging"] = {"level": "info", "format": "json"}

@@ -59,7 +59,7 @@ class PlainServer:
                 self._free.append(Slot(event.slot, event.models))
             case ModelAdded():
                 costs = CostModel().add_model(event.model)
-                self._models[event.model.name] = ModelQueue(event.model, costs, QueueRoom(1, 1, None))
+                self._models[event.model.name] = ModelQueue(event.model, costs, QueueRoom(1, 1))
             case _:
                 pass
         while self._free and (members := self._next_members(now, actions)):
