@@ -66,22 +66,20 @@ def test_a_trial_is_told_of_every_ten_seconds() -> None:
             (0.0, "", ""),
             (9.0, "compile", "compiling the model"),
             (11.0, "compile", "compiling the model"),
-            (12.0, "batching", "two requests, batch 2"),
-            (21.0, "batching", "two requests, batch 2"),
+            (12.0, "rules", "batch 3"),
+            (21.0, "rules", "batch 3"),
+            (25.0, "compile", "compiling the model"),
             (30.0, "alone/0", "batch 1"),
-            (32.0, "rules", "batch 3"),
-            (43.0, "neighbours/near", "near a threshold"),
+            (32.0, "alone/0", "batch 1"),
+            (43.0, "batching", "two requests, batch 2"),
         )
         if (found := news.heard("m", phase, case, now)) is not None
     ]
     assert [
-        (11.0, "m: compiling, 11 s since it began (compiling the model)"),
-        (
-            21.0,
-            "m: trying batching, 21 s since it began (two requests, batch 2); a proof takes 120 s at most",
-        ),
-        (32.0, "m: looking for output rules, 32 s since it began (batch 3); a proof takes 120 s at most"),
-        (43.0, "m: trying requests, 43 s since it began (near a threshold); a proof takes 120 s at most"),
+        (11.0, "m: compiling, 11 s (compiling the model)"),
+        (21.0, "m: looking for output rules, 9 s (batch 3); at most 120 s"),
+        (32.0, "m: trying requests, 2 s (batch 1); at most 120 s"),
+        (43.0, "m: trying batching, 13 s (two requests, batch 2); at most 120 s"),
     ] == told
     assert news.heard("other", "batching", "", 44.0) is None
 
