@@ -206,6 +206,7 @@ def _prove(task: Task, wanted: list[Treatment], watch: Watch) -> ProbeReport:
     despite = all(finding.verdict == "proved" for finding in findings)
     crashed = any(finding.output is None and finding.verdict == "refuted" for finding in findings)
     short = any(finding.is_short for finding in findings)
+    undisturbed = heard.end is None and not crashed and (despite or not notes)
     outcome = heard.outcome or {}
     return ProbeReport(
         model=task.spec.name,
@@ -215,6 +216,7 @@ def _prove(task: Task, wanted: list[Treatment], watch: Watch) -> ProbeReport:
         follows=outcome.get("follows", {}),
         tolerances=outcome.get("tolerances", {}),
         notes=tuple(notes),
-        conclusive=heard.end is None and not (crashed or short) and (despite or not notes),
+        conclusive=undisturbed and not short,
+        ran_short=undisturbed and short,
         seconds=round(monotonic() - started, 3),
     )

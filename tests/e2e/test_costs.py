@@ -44,6 +44,42 @@ def test_of_two_workers_one_measures_and_both_serve(
             assert np.array_equal(rows, client.infer("cleaned", {"x": rows})["y"])
 
 
+LATE = """\
+    models:
+      - name: late
+        function: late:same
+        trust: true
+        inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32}}
+        outputs: {y: {shape: "batch, n", element_type: f32}}
+      - name: cleaned
+        function: numpy:nan_to_num
+        trust: true
+        calibration_s: 0.01
+        inputs: {x: {shape: "batch:1..8, n:1..64", element_type: f32}}
+        outputs: {y: {shape: "batch, n", element_type: f32}}
+    workers:
+      - {count: 1, slots: 1, threads: 1, models: [late]}
+      - {count: 1, slots: 1, threads: 1, models: [cleaned]}
+"""
+
+
+def test_no_worker_measures_while_another_tries_models(
+    workplace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker whose models are ready waits until those of the others are, because trials slow its calls down."""
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "costs"))
+    served = workplace.serve(LATE)
+    served.wait_for("model compiled")  # of the other worker, which could measure in a moment
+    with served.client() as client:
+        for _ in range(200):
+            client.statistics()
+    workplace.open_gate()
+    served.wait_for("costs measured", 2)
+    lines = [json.loads(line) for line in served.log.read_text().splitlines() if line.startswith("{")]
+    told = [line["event"] for line in lines if line["event"] in ("model compiled", "costs measured")]
+    assert ["model compiled", "model compiled", "costs measured", "costs measured"] == told
+
+
 PACED = """\
     models:
       - name: paced

@@ -24,7 +24,7 @@ from shapestream_engine import (
 from shapestream_engine.machine import runtime_of
 from shapestream_engine.pooling import Pooling
 from shapestream_engine.probe import Finding, ProbeOptions, ProbeReport, ProofCache, Treatment, prove
-from shapestream_engine.probing.cache import proof_key
+from shapestream_engine.probing.cache import BRIEF_S, proof_key
 from shapestream_engine.probing.child import Task
 from shapestream_engine.probing.inputs import Samples, Uniform
 from shapestream_engine.strategy import Strategy
@@ -301,7 +301,27 @@ def test_what_would_perhaps_not_happen_again_is_not_kept(tmp_path: Path) -> None
     assert [] == list(tmp_path.glob("*.json"))
 
 
-@pytest.mark.parametrize("rubbish", ["", "{", "[]", '{"model": "m"}'])
+def test_a_verdict_that_time_cut_short_is_kept_for_the_workers_of_one_start(tmp_path: Path) -> None:
+    """Ten minutes later another proof may try larger calls."""
+    spec, compiled = model("numpy:sort")
+    short = replace(REPORT, conclusive=False, ran_short=True)
+    made: list[ProbeReport] = []
+
+    def make() -> ProbeReport:
+        made.append(short)
+        return short
+
+    for _ in range(2):
+        assert short == kept(tmp_path, spec, compiled, make)
+    assert [short] == made
+    (entry,) = tmp_path.glob("*.json")
+    plain = json.loads(entry.read_text())
+    entry.write_text(json.dumps({**plain, "until": plain["until"] - BRIEF_S}))
+    assert short == kept(tmp_path, spec, compiled, make)
+    assert [short, short] == made
+
+
+@pytest.mark.parametrize("rubbish", ["", "{", "[]", "7", '{"model": "m"}'])
 def test_an_entry_that_cannot_be_read_is_made_anew(tmp_path: Path, rubbish: str) -> None:
     """Cut short by a full disk, or written by a version that nobody knows."""
     spec, compiled = model("numpy:sort")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
+import re
+import sys
 import threading
 from pathlib import Path
 
@@ -12,6 +15,7 @@ import pytest
 from shapestream.settings import ModelSettings
 from shapestream_engine.errors import EngineError
 from shapestream_engine.probe import Watch
+from shapestream_workers.printing import told_news
 from shapestream_workers.trials import (
     MOST_AT_ONCE,
     Measuring,
@@ -66,24 +70,50 @@ def test_a_trial_is_told_of_every_ten_seconds() -> None:
             (0.0, "", ""),
             (9.0, "compile", "compiling the model"),
             (11.0, "compile", "compiling the model"),
-            (12.0, "batching", "two requests, batch 2"),
-            (21.0, "batching", "two requests, batch 2"),
+            (12.0, "rules", "batch 3"),
+            (21.0, "rules", "batch 3"),
+            (25.0, "compile", "compiling the model"),
             (30.0, "alone/0", "batch 1"),
-            (32.0, "rules", "batch 3"),
-            (43.0, "neighbours/near", "near a threshold"),
+            (32.0, "alone/0", "batch 1"),
+            (43.0, "batching", "two requests, batch 2"),
         )
         if (found := news.heard("m", phase, case, now)) is not None
     ]
     assert [
-        (11.0, "m: compiling, 11 s since it began (compiling the model)"),
-        (
-            21.0,
-            "m: trying batching, 21 s since it began (two requests, batch 2); a proof takes 120 s at most",
-        ),
-        (32.0, "m: looking for output rules, 32 s since it began (batch 3); a proof takes 120 s at most"),
-        (43.0, "m: trying requests, 43 s since it began (near a threshold); a proof takes 120 s at most"),
+        (11.0, "m: compiling, 11 s (compiling the model)"),
+        (21.0, "m: looking for output rules, 9 s (batch 3); at most 120 s"),
+        (32.0, "m: trying requests, 2 s (batch 1); at most 120 s"),
+        (43.0, "m: trying batching, 13 s (two requests, batch 2); at most 120 s"),
     ] == told
     assert news.heard("other", "batching", "", 44.0) is None
+
+
+@pytest.mark.parametrize("is_terminal", [True, False], ids=["terminal", "file"])
+def test_news_are_a_line_of_each_model_on_a_terminal_and_a_line_each_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    """Sizes in brackets are no markup. What a terminal showed is gone at the end."""
+
+    class Stream(io.StringIO):
+        def isatty(self) -> bool:
+            return is_terminal
+
+    stream = Stream()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    lines = [
+        News(model=model, doing="trying batching", case="x [2, 3]", seconds=seconds, most_s=120.0)
+        for model, seconds in (("a", 10.0), ("b", 10.0), ("a", 20.0))
+    ]
+    with told_news() as tell:
+        for news in lines:
+            tell(news)
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "\n", stream.getvalue()).split("\n")
+    if is_terminal:
+        assert [str(lines[2]), str(lines[1])] == [line for line in shown if line][-2:]
+        assert stream.getvalue().count("\x1b[2K") >= 4  # both lines are erased, twice
+    else:
+        assert [*map(str, lines), ""] == shown
 
 
 def test_trials_wait_side_by_side_and_work_by_turns(tmp_path: Path) -> None:

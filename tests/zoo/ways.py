@@ -102,10 +102,11 @@ def engine_alone(
 ) -> Callable[[Inputs], Mapping[str, Array]]:
     """Return a function that runs one request by this engine itself, on as many threads as a call of the server has.
 
-    `properties`: those of the served model.
+    `properties`: those of the served model. Neither pins nor spins: beside other programs both cost the lone engine most.
     """
     if engine == "openvino":
-        settings = {name: properties[name] for name in ("INFERENCE_NUM_THREADS", "INFERENCE_PRECISION_HINT")}
+        names = ("INFERENCE_NUM_THREADS", "INFERENCE_PRECISION_HINT", "ENABLE_CPU_PINNING")
+        settings = {name: properties[name] for name in names}
         request = ov.Core().compile_model(kept.path, "CPU", settings).create_infer_request()
 
         def infer(inputs: Inputs) -> Mapping[str, Array]:
@@ -115,6 +116,7 @@ def engine_alone(
         return infer
     options = ort.SessionOptions()
     options.intra_op_num_threads = properties["intra_op_num_threads"]
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = ort.InferenceSession(kept.path, options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
 

@@ -122,12 +122,13 @@ def told_news() -> Iterator[Callable[[News], None]]:
         return
     from rich.console import Console
     from rich.live import Live
+    from rich.text import Text
 
     latest: dict[str, News] = {}
     with Live(console=Console(stderr=True), transient=True, auto_refresh=False) as live:
 
         def tell(news: News) -> None:
             latest[news.model] = news
-            live.update("\n".join(map(str, latest.values())), refresh=True)
+            live.update(Text("\n".join(map(str, latest.values()))), refresh=True)
 
         yield tell

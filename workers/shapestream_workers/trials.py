@@ -72,13 +72,13 @@ class News:
     case: str
     """The call that runs."""
     seconds: float
-    """Since the trial began."""
+    """Since this part began: the compilation, or the proof."""
     most_s: float | None
     """Seconds after which this part ends; None where that is not known, as of a compilation."""
 
     def __str__(self) -> str:
-        most = "" if self.most_s is None else f"; a proof takes {self.most_s:.0f} s at most"
-        return f"{self.model}: {self.doing}, {self.seconds:.0f} s since it began ({self.case}){most}"
+        most = "" if self.most_s is None else f"; at most {self.most_s:.0f} s"
+        return f"{self.model}: {self.doing}, {self.seconds:.0f} s ({self.case}){most}"
 
 
 class TrialNews:
@@ -87,15 +87,18 @@ class TrialNews:
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
         self._began: dict[str, float] = {}
+        """When the latest child began to compile, or to try requests; by model."""
+        self._compiles: dict[str, bool] = {}
         self._told: dict[str, float] = {}
 
     def heard(self, model: str, phase: str, case: str, now: float) -> News | None:
         """Take what a child does, or the parent before the first child; return what to tell, or None."""
-        began = self._began.setdefault(model, now)
-        if now - self._told.setdefault(model, began) < self._every_s:
+        compiles = not phase or phase.startswith("compile")
+        if self._compiles.get(model) != compiles:
+            self._compiles[model], self._began[model] = compiles, now
+        if now - self._told.setdefault(model, now) < self._every_s:
             return None
         self._told[model] = now
-        compiles = not phase or phase.startswith("compile")
         if compiles:
             doing = "compiling"
         elif phase.startswith("rules"):
@@ -107,7 +110,7 @@ class TrialNews:
             model=model,
             doing=doing,
             case=case or "starting a process",
-            seconds=now - began,
+            seconds=now - self._began[model],
             most_s=None if compiles else MOST_PROOF_S,
         )
 

@@ -11,11 +11,13 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from time import time
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,11 @@ from shapestream_engine.signature import ModelSignature
 ENVIRONMENT = "SHAPESTREAM_PROBE_CACHE"
 _FORMAT = 7
 """Version of the entries and of the proof; it is raised when either changes, so that old verdicts become void."""
+BRIEF_S = 600.0
+"""Seconds for which a verdict is kept that time cut short. The other workers of the same start have it; a later start, on a
+machine that may be less busy, tries again."""
+_UNTIL = "until"
+"""Key of an entry: the Unix time at which it becomes void."""
 _READ_BYTES = 1 << 20
 
 
@@ -45,20 +52,23 @@ class ProofCache(KeptFiles):
     ) -> ProbeReport:
         """Return the kept verdict on this task; otherwise call `make`, and keep its verdict if it is conclusive.
 
+        A verdict that time cut short is kept for `BRIEF_S`.
+
         Without a signature, the task guesses rules. Other processes wait for the lock meanwhile.
         """
         if self.folder is None:
             return make()
         with self.locked(proof_key(task, signature)) as path:
             plain = read_plain(path)
-            with suppress(
-                ValueError, TypeError, KeyError
-            ):  # an unreadable entry is proved again and replaced
-                if plain is not None:
+            # An unreadable entry is proved again and replaced.
+            with suppress(ValueError, TypeError, KeyError, AttributeError):
+                if plain is not None and time() < plain.pop(_UNTIL, math.inf):
                     return replace(ProbeReport.from_dict(plain), from_cache=True)
             report = make()
             if report.conclusive:
                 write_plain(path, report.to_dict())
+            elif report.ran_short:
+                write_plain(path, {**report.to_dict(), _UNTIL: time() + BRIEF_S})
             return report
 
 

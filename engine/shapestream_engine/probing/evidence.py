@@ -194,6 +194,8 @@ class ProbeReport:
     notes: tuple[str, ...] = ()
     conclusive: bool = True
     """True if the verdicts need no other proof: the budget sufficed, and no crash or hang decided one of them."""
+    ran_short: bool = False
+    """True if nothing but time makes it inconclusive: another proof may try larger calls."""
     seconds: float = 0.0
     from_cache: bool = field(default=False, compare=False)
     """True if the report comes from the cache."""
