@@ -128,7 +128,7 @@ class OutputTolerance:
         """Return the tolerance that `plain`, data of any origin, describes; raises `EngineError` for other data."""
         if not plain:
             return cls(None)
-        if plain.keys() == {"margins"}:
+        if isinstance(plain, Mapping) and plain.keys() == {"margins"}:
             return cls(None, margins=str(plain["margins"]))
         try:
             spreads = [
