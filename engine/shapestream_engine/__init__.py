@@ -45,6 +45,7 @@ from shapestream_engine.output_rules import (
 )
 from shapestream_engine.pooling import Pooling
 from shapestream_engine.ports import InputPort, OutputPort
+from shapestream_engine.postprocess import Postprocess, Steps
 from shapestream_engine.shapes import Dimension, NamedShape, PartialShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Runner
@@ -84,6 +85,7 @@ __all__ = [
     "PaddedCounts",
     "PartialShape",
     "Pooling",
+    "Postprocess",
     "Preparations",
     "PreparedLimits",
     "ReadModel",
@@ -98,6 +100,7 @@ __all__ = [
     "ShapeError",
     "Shared",
     "SignatureError",
+    "Steps",
     "Strategy",
     "StringTensor",
     "Tensor",

@@ -30,8 +30,10 @@ from shapestream_engine.compiled_model import CompiledModel, PreparedLimits, Pre
 from shapestream_engine.errors import EngineError, SignatureError
 from shapestream_engine.infer_request import port_number
 from shapestream_engine.model_files import is_whole
-from shapestream_engine.pooling import PooledModel, Pooling
+from shapestream_engine.output_step import OutputStep, SteppedModel
+from shapestream_engine.pooling import Pooling
 from shapestream_engine.ports import InputPort, OutputPort, PadValue
+from shapestream_engine.postprocess import Postprocess
 from shapestream_engine.shapes import NamedShape, ShapeLike
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.strategy import Strategy
@@ -98,6 +100,8 @@ class ModelSpec:
     """Limits of the prepared models, if strategy and engine use them."""
     pooling: Pooling | None = None
     """Pooling of an output of the model, after each call; None: the outputs as they are."""
+    postprocess: Postprocess | None = None
+    """Steps of its outputs, or of the pooled one, after each call."""
 
     def __post_init__(self) -> None:
         if self.path is not None:
@@ -121,6 +125,18 @@ class ModelSpec:
         if self.function is not None:
             return self.function.rpartition(":")[2]
         return str(getattr(self.model, "__name__", "model"))
+
+    @property
+    def steps(self) -> tuple[OutputStep, ...]:
+        """The steps after each call, in their order."""
+        return tuple(step for step in (self.pooling, self.postprocess) if step is not None)
+
+    @property
+    def judged(self) -> ModelSpec:
+        """The model whose outputs a proof compares: without choices, which flip where two values are equal."""
+        if self.postprocess is None:
+            return self
+        return replace(self, postprocess=self.postprocess.judged)
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -221,17 +237,17 @@ def compile_model(
         raise SignatureError(
             f"model {spec.name!r}: the engine {choice.engine} does not do the strategy {spec.strategy.name}"
         )
-    if spec.pooling is not None:
-        compiled = _pooled(compiled, spec.pooling)
+    for step in spec.steps:
+        compiled = _stepped(compiled, step)
     compiled.engine = choice.engine
     if compiled.prepares:
         _warm_up(compiled, spec)
     return compiled
 
 
-def _pooled(model: CompiledModel, pooling: Pooling) -> CompiledModel:
+def _stepped(model: CompiledModel, step: OutputStep) -> CompiledModel:
     try:
-        return PooledModel(model, pooling)
+        return SteppedModel(model, step)
     except SignatureError:
         model.close()
         raise
@@ -357,4 +373,6 @@ def read_model(model: ModelSpec | Path | str) -> ReadModel:
         compiled = backend.compile_spec(spec, slots=1, threads=1)
         compiled.close()
         signature = compiled.signature
-    return ReadModel(spec, signature if spec.pooling is None else spec.pooling.signature(signature))
+    for step in spec.steps:
+        signature = step.signature(signature)
+    return ReadModel(spec, signature)

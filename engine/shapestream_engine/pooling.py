@@ -23,17 +23,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from shapestream_engine.arrays import InputArrays
-from shapestream_engine.compiled_model import CompiledModel, Preparations, PreparedSizes
-from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError, SignatureError
-from shapestream_engine.infer_request import InferRequest, InferResults
 from shapestream_engine.output_rules import Rows, Whole
+from shapestream_engine.output_step import Run
 from shapestream_engine.port_names import VECTORS, vectors_among
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
-from shapestream_engine.tensor import Array, Tensor, TensorLike
+from shapestream_engine.tensor import Array, TensorLike
 
 POOLED = "sentence_embedding"
 """Name of the output with the pooled vectors."""
@@ -103,6 +100,27 @@ class Pooling:
             return None
         return [port.name for port in own.inputs].index(self.mask)
 
+    def replaced(self, own: ModelSignature) -> frozenset[str]:
+        """Return the name of the output that is pooled."""
+        return frozenset([own.outputs[self.output_number(own)].name])
+
+    def bind(self, own: ModelSignature) -> Run:
+        """Return what makes the pooled output of a call's inputs and outputs."""
+        number, mask_number = self.output_number(own), self.mask_number(own)
+        name = own.outputs[number].name
+
+        def run(inputs: Sequence[TensorLike], outputs: Sequence[Array]) -> list[Array]:
+            hidden = outputs[number]
+            mask = None if mask_number is None else inputs[mask_number].data
+            fits = mask is None or mask.shape == hidden.shape[:2]
+            if hidden.ndim != 3 or hidden.shape[1] == 0 or not fits:
+                under = "" if mask is None else f" under a mask {list(mask.shape)}"
+                words = f"output {name!r} has the shape {list(hidden.shape)}{under}, which cannot be pooled"
+                raise InferenceError(words)
+            return [*outputs[:number], self.pool(hidden, mask), *outputs[number + 1 :]]
+
+        return run
+
     def _check_mask(self, own: ModelSignature, port: OutputPort) -> None:
         found = [each for each in own.inputs if each.name == self.mask]
         if not found:
@@ -162,100 +180,3 @@ def _max(vectors: _Vectors, mask: Array) -> _Vectors:
 
 
 _POOLS = {"mean": _mean, "last": _last, "max": _max}
-
-
-class PooledModel(CompiledModel):
-    """A compiled model of any engine whose requests pool one output."""
-
-    def __init__(self, model: CompiledModel, pooling: Pooling) -> None:
-        """Wrap a model; raises `SignatureError` if the pooling does not fit it."""
-        super().__init__(pooling.signature(model.signature), model.properties)
-        self._model = model
-        self._pooling = pooling
-        self.prepares = model.prepares
-        self.states = model.states
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the engine's model in bytes."""
-        return self._model.nbytes
-
-    @property
-    def preparations(self) -> Preparations | None:
-        """Preparations of the engine's model."""
-        return self._model.preparations
-
-    def prepare(self, sizes: PreparedSizes) -> CompiledModel:
-        """Compile the engine's model for calls of these sizes, with the same pooling."""
-        return PooledModel(self._model.prepare(sizes), self._pooling)
-
-    def create_infer_request(self) -> PooledRequest:
-        """Create a request of the engine's model that pools after each call."""
-        return PooledRequest(self.signature, self._model.create_infer_request(), self._pooling)
-
-    def close(self) -> None:
-        """Close the engine's model."""
-        self._model.close()
-
-
-class PooledRequest(InferRequest):
-    """A request of an engine, with its tensors, and the pooled output in place of the engine's."""
-
-    def __init__(self, signature: ModelSignature, request: InferRequest, pooling: Pooling) -> None:
-        super().__init__(signature)
-        self._request = request
-        self._pooling = pooling
-        own = request.signature
-        self._number = pooling.output_number(own)
-        self._mask_number = pooling.mask_number(own)
-        size = own.outputs[self._number].shape.dimensions[2]
-        self._pooled: Array = np.zeros((0, 0 if size.is_dynamic else size.minimum), dtype_of("f32"))
-        self._started = False
-
-    @property
-    def input_tensors(self) -> Sequence[TensorLike]:
-        """The engine's input tensors."""
-        return self._request.input_tensors
-
-    def infer(self, inputs: InputArrays | None = None) -> InferResults:
-        """Run a call of the engine, in this thread where the engine can do that, and pool."""
-        self._request.infer(inputs)
-        self._pool()
-        return self._results
-
-    def start_async(self) -> None:
-        """Start a call of the engine; `wait` pools."""
-        self._request.start_async()
-        self._started = True
-
-    def wait(self) -> None:
-        """Wait for the engine's call, and pool. Without a call, return at once."""
-        started, self._started = self._started, False
-        self._request.wait()
-        if started:
-            self._pool()
-
-    def outputs(self) -> list[Array]:
-        """Return the outputs of the last call, the pooled one among them; copy them before the next call."""
-        outputs = list(self._request.outputs())
-        outputs[self._number] = self._pooled
-        return outputs
-
-    def _pool(self) -> None:
-        hidden = self._request.outputs()[self._number]
-        mask = None if self._mask_number is None else self.input_tensors[self._mask_number].data
-        fits = mask is None or mask.shape == hidden.shape[:2]
-        if hidden.ndim != 3 or hidden.shape[1] == 0 or not fits:
-            under = "" if mask is None else f" under a mask {list(mask.shape)}"
-            name = self._request.signature.outputs[self._number].name
-            words = f"output {name!r} has the shape {list(hidden.shape)}{under}, which cannot be pooled"
-            raise InferenceError(words)
-        self._pooled = self._pooling.pool(hidden, mask)
-
-    def _use_input(self, number: int, tensor: TensorLike | None) -> None:
-        self._request.set_input_tensor(number, tensor)
-
-    def _use_output(self, number: int, tensor: Tensor) -> None:
-        if number == self._number:
-            super()._use_output(number, tensor)
-        self._request.set_output_tensor(number, tensor)

@@ -85,7 +85,7 @@ def prove(
     wanted = treatments(model.signature, options)
     if not wanted:
         return ProbeReport(model=spec.name, findings=())
-    task = Task(spec=with_engine(spec), options=options, threads=threads)
+    task = Task(spec=with_engine(spec).judged, options=options, threads=threads)
     with watch.waiting():
         return (cache or ProofCache(None)).kept(task, model.signature, lambda: _prove(task, wanted, watch))
 
@@ -103,7 +103,7 @@ def complete_rules(
 
     Uncertain rules are left out; compilation then reports them as missing. The result still needs `prove`.
     """
-    task = Task(spec=with_engine(spec), options=options, threads=threads, guess=True)
+    task = Task(spec=with_engine(spec).judged, options=options, threads=threads, guess=True)
     with watch.waiting():
         known = (cache or ProofCache(None)).kept(task, None, lambda: _guess(task, watch))
     outputs = {**spec.outputs}
@@ -120,7 +120,7 @@ def compare_beside(
 
     `spec` has a rule for each output. Nothing is raised for a model that cannot be compared: the report says why.
     """
-    task = Task(spec=with_engine(spec), options=options, threads=threads, beside=other)
+    task = Task(spec=with_engine(spec).judged, options=options, threads=threads, beside=other)
     heard = run_child(task, options.hang_s)
     if heard.outcome is not None:
         return EnginesReport.from_dict(heard.outcome)

@@ -46,6 +46,7 @@ from shapestream_engine.model import (
 )
 from shapestream_engine.model_files import digest_of_model
 from shapestream_engine.pooling import Pooling
+from shapestream_engine.postprocess import Postprocess, Steps
 from shapestream_engine.probe import Watch
 from shapestream_engine.shapes import BATCH
 from shapestream_engine.signature import ModelSignature
@@ -128,6 +129,9 @@ def model_spec(model: ModelSettings) -> ModelSpec:
         strategy=_strategy(model),
         prepared=_limits(model.shapes),
         pooling=None if model.pooling is None else Pooling(**dict(model.pooling)),
+        postprocess=Postprocess({name: Steps.parse(text) for name, text in model.postprocess.items()})
+        if model.postprocess
+        else None,
     )
     if rows is None:
         return spec
@@ -310,7 +314,8 @@ def _compile(
     if proved != spec and not judgement.refused:
         ready.close()
         ready = compile_model(proved, slots=slots, threads=threads)
-    ready.tolerances = tried.proof.tolerances
+    tolerances = tried.proof.tolerances
+    ready.tolerances = tolerances if spec.postprocess is None else spec.postprocess.tolerances(tolerances)
     return ready, judgement
 
 

@@ -110,11 +110,13 @@ class OutputTolerance:
     """Smallest absolute value of a mark; infinite if there are no marks."""
     classes: int | None = None
     """The axis along which each row of every result is a distribution; None if there is none."""
+    margins: str = ""
+    """Of the classes that a step chose: the output with their values, which decide where a class can be judged."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for `from_dict`; None stands for infinity. Axes longer than `_MOST_INDICES` are left out."""
         if self.tolerance is None:
-            return {}
+            return {"margins": self.margins} if self.margins else {}
         return {
             "of_spread": self.tolerance.of_spread,
             "of_magnitude": self.tolerance.of_magnitude,
@@ -133,6 +135,8 @@ class OutputTolerance:
         """Return the tolerance that `plain`, data of any origin, describes; raises `EngineError` for other data."""
         if not plain:
             return cls(None)
+        if isinstance(plain, Mapping) and plain.keys() == {"margins"}:
+            return cls(None, margins=str(plain["margins"]))
         try:
             spreads = [
                 (int(axis), np.array([math.inf if value is None else float(value) for value in spread]))
@@ -378,6 +382,43 @@ def distances(one: Array, other: Array) -> Array:
         apart = np.abs(first - second)
     same = (one == other) | (np.isnan(first) & np.isnan(second))
     return np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart))
+
+
+def without_ties(
+    names: Sequence[str],
+    tolerances: Mapping[str, OutputTolerance],
+    alone: Sequence[Array],
+    other: Sequence[Array],
+) -> list[Array]:
+    """Return the outputs `other` with the classes of `alone` where ties make classes that nothing can judge.
+
+    A class is judged where its value differs from its neighbours', among the values by their size, by more than both may
+    move. What comes after the last value is not known, so the last class is not judged.
+    """
+    settled = list(other)
+    for number, name in enumerate(names):
+        tolerance = tolerances.get(name)
+        if tolerance is None or not tolerance.margins or settled[number].shape != alone[number].shape:
+            continue
+        values = alone[names.index(tolerance.margins)]
+        is_clear = _clear(values, tolerances[tolerance.margins])
+        if values.ndim > alone[number].ndim:  # only the first of them has its class told
+            is_clear = is_clear[..., 0]
+        settled[number] = np.where(is_clear, other[number], alone[number])
+    return settled
+
+
+def _clear(values: Array, tolerance: OutputTolerance) -> Array:
+    """Tell which values, by their size along the last axis, keep their place when each moves as far as it may."""
+    wide = values.astype(np.float64)
+    allowed = np.broadcast_to(tolerance.allowed(wide), wide.shape)
+    with np.errstate(invalid="ignore"):
+        apart = wide[..., :-1] - wide[..., 1:] > allowed[..., :-1] + allowed[..., 1:]
+    is_clear = np.ones(wide.shape, bool)
+    is_clear[..., :-1] &= apart
+    is_clear[..., 1:] &= apart
+    is_clear[..., -1] = False
+    return is_clear
 
 
 def _shown(string: Any) -> str:

@@ -38,6 +38,7 @@ from shapestream_engine.probing.tolerances import (
     change_of,
     changed,
     compare,
+    without_ties,
 )
 
 log = structlog.get_logger()
@@ -131,8 +132,11 @@ class Auditor:
         """Tell whether rounding explains a difference; None where other work interrupts each run."""
         record, signature = sample.record, sample.record.served.signature
         tolerances = sample.slot.worker.tolerances[record.model]
-        known = [tolerances.get(port.name) for port in signature.outputs]
-        movements = await _computed(sample, Movements, arrays_of(alone), arrays_of(sample.answer), known)
+        names = [port.name for port in signature.outputs]
+        known = [tolerances.get(name) for name in names]
+        before = arrays_of(alone)
+        answer = without_ties(names, tolerances, before, arrays_of(sample.answer))
+        movements = await _computed(sample, Movements, before, answer, known)
         by = change_of(tolerances)
         for number, copies in [*enumerate([1] * RUNS), *enumerate(_copies(sample))]:
             tensors: Tensors | None = record.tensors
@@ -244,9 +248,11 @@ def worst_difference(
 
     Outputs without a tolerance are left out: the proof could not judge them.
     """
+    before = arrays_of(alone)
+    after = without_ties(names, tolerances, before, arrays_of(other))
     differences = [
         (name, compare(one, two, tolerances[name]))
-        for name, one, two in zip(names, arrays_of(alone), arrays_of(other), strict=True)
+        for name, one, two in zip(names, before, after, strict=True)
         if name in tolerances
     ]
     return max(differences, key=lambda found: found[1].excess)

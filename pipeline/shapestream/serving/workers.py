@@ -311,6 +311,8 @@ def read_tolerances(
             if any(not 0 <= axis < ranks.get(name, 0) for axis, _ in one.spreads) or name not in ranks:
                 text = f"it has a tolerance of {model!r}, {name!r}, but serves no such output, or none with these axes"
                 raise EngineError(text)
+            if one.margins and (one.margins not in found[model] or found[model][one.margins].margins):
+                raise EngineError(f"{model!r}, {name!r} is judged by {one.margins!r}, which has no tolerance")
     return found
 
 

@@ -59,6 +59,7 @@ REMOVED: Mapping[str, str] = {
     "server.grpc.max_message": "write max_body, as for http",
     "server.grpc.max_calls": f"a process has 128 calls at a time: raise processes; {_BY_HAND}",
     "models.tokenizer.lower_case": "tokenizer.json lowers texts by its normalizer; a folder's files are read for it",
+    "models.tokenizer.pairs": "pairs are made for a folder whose model scores texts: write path: FOLDER",
     "models.tokenizer.add_special_tokens": "special tokens are those of tokenizer.json: change its post_processor",
     "models.pooling.of": "the output is found: last_hidden_state, token_embeddings or the only one; remove the key",
     "models.pooling.mask": "the mask is the input attention_mask: rename the input in the model's file",

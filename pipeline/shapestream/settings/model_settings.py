@@ -38,6 +38,7 @@ from shapestream_engine.element_types import ELEMENT_TYPES
 from shapestream_engine.errors import ShapeError, SignatureError
 from shapestream_engine.output_rules import RULES, FollowingRule, List
 from shapestream_engine.ports import MAX_AT_MOST_BYTES, shapes_of
+from shapestream_engine.postprocess import FORMS, Steps
 from shapestream_engine.shapes import BATCH, Dimension, NamedShape
 from shapestream_engine.strategy import Strategy, parse_strategy
 from shapestream_engine.string_arrays import STRING_TYPES
@@ -383,6 +384,14 @@ def check_function(value: Any, info: ValidationInfo) -> str:
     raise wrong(f"expected package.module:name, got {describe(value)} ({hint})")
 
 
+def read_steps(value: Any) -> str:
+    """Check the steps of an output."""
+    try:
+        return str(Steps.parse(value if isinstance(value, str) else ""))
+    except ValueError:
+        raise wrong(f"expected {FORMS}, got {describe(value)}") from None
+
+
 def check_digest(value: Any) -> str:
     """Check a sha256 in hexadecimal."""
     if isinstance(value, str) and _DIGEST.fullmatch(value) is not None:
@@ -617,6 +626,8 @@ class ModelSettings(Section):
     """Properties of the engine, by its own names, such as INFERENCE_PRECISION_HINT: bf16."""
     pooling: PoolingSettings | None = None
     """Pooling of the vectors of a text's tokens into one, after each call. Default: the outputs as they are."""
+    postprocess: dict[str, Annotated[str, BeforeValidator(read_steps)]] = Field(default_factory=dict)
+    """Steps of outputs along their last axis, after each call: softmax, argmax, topk K, or "softmax, topk K"."""
     probe: Annotated[
         dict[str, ProbeSettings],
         BeforeValidator(_read_probe, json_schema_input_type=str | dict[str, ProbeSettings]),
@@ -728,7 +739,7 @@ class ModelSettings(Section):
     def _tokenizer_problems(self, tokenizer: TokenizerSettings) -> Iterator[Finding]:
         """Yield what a tokenizer does not take: another source, and ports and options of an engine."""
         yield from below(("tokenizer",), tokenizer.problems())
-        for key in ("path", "function", "engine", "properties", "pooling", "outputs", "probe"):
+        for key in ("path", "function", "engine", "properties", "pooling", "postprocess", "outputs", "probe"):
             if getattr(self, key):
                 yield (key,), f'a tokenizer has no "{key}" (remove one of them)'
         for name, port in self.inputs.items():

@@ -29,6 +29,7 @@ from shapestream.settings import ModelSettings
 from shapestream_engine.calibration import CostCache
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model
+from shapestream_engine.postprocess import Postprocess, Steps
 from shapestream_engine.probing.tolerances import TOLERANCES, OutputTolerance
 from shapestream_engine.strategy import Strategy, parse_strategy
 
@@ -134,6 +135,13 @@ class Audited:
 
     async def ask(self, requests: int = TOGETHER, rows: int = 1) -> list[tuple[Array, Array]]:
         """So many requests in one message: what was asked and answered, in their order."""
+        return [
+            (x, np.frombuffer(result.tensors.buffers[0], np.float32).reshape(x.shape))
+            for x, result in await self.answers(requests, rows)
+        ]
+
+    async def answers(self, requests: int = TOGETHER, rows: int = 1) -> list[tuple[Array, ResultEntry]]:
+        """The same, with answers as they come."""
         first, self.asked = self.asked, self.asked + requests
         asked = [self.draw(size=(rows, WIDTH)).astype(np.float32) for _ in range(requests)]
         self.client.say(
@@ -145,10 +153,7 @@ class Audited:
         results = sorted(
             await self.client.hear_each(ResultEntry, requests), key=lambda result: result.sequence
         )
-        return [
-            (x, np.frombuffer(result.tensors.buffers[0], np.float32).reshape(x.shape))
-            for x, result in zip(asked, results, strict=True)
-        ]
+        return [*zip(asked, results, strict=True)]
 
     async def state(self) -> dict[str, Any]:
         """How the model stands, as a client is told."""
@@ -171,9 +176,15 @@ class Audited:
 
 @asynccontextmanager
 async def audited(
-    function: Function, *, slots: int = 1, tolerance: dict[str, Any] | None = TOLERANCE, **options: Any
+    function: Function,
+    *,
+    slots: int = 1,
+    tolerance: dict[str, Any] | None = TOLERANCE,
+    steps: str = "",
+    **options: Any,
 ) -> AsyncIterator[Audited]:
     """A server of this function; `audit` and others are settings of the model, the rest is for `serve`."""
+    postprocess = Postprocess({"y": Steps.parse(steps)}) if steps else None
     settings = {key: options.pop(key) for key in ("audit", "idempotent", "device") if key in options}
     compiled = compile_model(
         ModelSpec(
@@ -181,11 +192,14 @@ async def audited(
             model=function,
             inputs={"x": InputSpec(shape=f"batch:1..64, {WIDTH}", element_type="f32")},
             outputs={"y": OutputSpec(shape=f"batch, {WIDTH}", element_type="f32")},
+            postprocess=postprocess,
         ),
         slots=slots,
     )
     if tolerance is not None:
-        compiled.tolerances = {"y": tolerance}
+        compiled.tolerances = (
+            {"y": tolerance} if postprocess is None else postprocess.tolerances({"y": tolerance})
+        )
     local = SlotThreads(models={"m": compiled}, slots=slots)
     known = {"m": ModelSettings(name="m", **settings)}
     async with memory_serving(local, models=known, **options) as running:
@@ -233,6 +247,40 @@ async def test_an_honest_model_is_left_in_peace() -> None:
         state = await served.rested()
         assert state["sampled"] == state["seen"] > 400
         assert (0, False, False) == (state["mismatches"], state["varies"], state["stopped"])
+
+
+def ties(x: Array) -> Array:
+    """The first two of eight are equal up to rounding, which is another in company; the largest in every second row."""
+    y = np.asarray(2 * x, np.float32)
+    y[:, 0] += 4
+    y[:, 1] = np.nextafter(y[:, 0], np.float32(np.inf if len(x) > 1 else -np.inf))
+    return y
+
+
+@pytest.mark.parametrize("steps", ["argmax", "topk 3"])
+@real_time
+async def test_classes_that_rounding_chooses_are_no_mismatches(steps: str) -> None:
+    """Of a right model with ties, most answers have another class in company than alone; none is against it."""
+    async with audited(ties, audit=1.0, steps=steps) as served:
+        found = [
+            (ties(x).argmax(), np.frombuffer(result.tensors.buffers[0], np.int64)[0])
+            for _ in range(10)
+            for x, result in await served.answers()
+        ]
+        state = await served.rested()
+    assert sum(bool(alone != together) for alone, together in found) > 50, "nothing was shown"
+    assert (0, False, False) == (state["mismatches"], state["varies"], state["stopped"])
+    assert state["audited"] > 50
+
+
+@pytest.mark.parametrize("steps", ["argmax", "topk 3", "softmax, topk 2"])
+@real_time
+async def test_classes_of_a_neighbour_are_found(steps: str) -> None:
+    """Classes with a clear margin are judged, and their values are."""
+    async with audited(lambda x: np.roll(honest(x), 1, axis=0), audit=1.0, steps=steps) as served:
+        while not (state := await served.rested())["stopped"]:
+            assert served.asked < 20 * TOGETHER, state
+            await served.answers()
 
 
 @real_time

@@ -109,6 +109,8 @@ FORGED: dict[str, Frames] = {
     "a tolerance of an axis that there is not": hello(
         tolerances={"remote": {"y": {**TOLERANCE, "spreads": [[7, [1.0]]]}}}
     ),
+    "a class without values to judge it": hello(tolerances={"remote": {"y": {"margins": "y.values"}}}),
+    "a class that is judged by itself": hello(tolerances={"remote": {"y": {"margins": "y"}}}),
     "a tolerance in words": hello(tolerances={"remote": {"y": {**TOLERANCE, "overall": "much"}}}),
     "more models than a server holds": hello(
         models={f"m{n}": {**DESCRIBED, "name": f"m{n}"} for n in range(1_100)}
