@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -283,7 +284,14 @@ class InferenceService:
             trace=metadata,
             caller=caller,
         )
-        if not context.add_callback(inference.withdraw):
+        # Weakly: the call outlives its inference, until its peer has read the answer, and gRPC has copies of that already.
+        withdraw = weakref.WeakMethod(inference.withdraw)
+
+        def over() -> None:
+            if (still_runs := withdraw()) is not None:
+                still_runs()
+
+        if not context.add_callback(over):
             inference.withdraw()
         with self.in_flight.one(caller):
             result = inference.result()

@@ -268,27 +268,32 @@ def _array_of(port: InputPort, shape: tuple[int, ...], flat: list[Any]) -> Slice
     dtype = dtype_of(port.element_type)
     # `array` takes numbers alone, in C. NumPy would make room for the longest string beside each number.
     code = _INTEGER_CODES.get(dtype.str[1:], "B" if dtype.kind == "b" else "d")
-    numbers = np.empty(len(flat), np.dtype(code))
+    numbers = np.empty(len(flat), dtype)
+    # From the end, so that each slice drops the numbers that it has read.
+    while flat:
+        part = flat[-SLICE_NUMBERS:]
+        del flat[-SLICE_NUMBERS:]
+        numbers[len(flat) : len(flat) + len(part)] = _converted(port, part, code, dtype)
+        del part
+        if flat:
+            yield
+    return numbers.reshape(shape)
+
+
+def _converted(port: InputPort, part: list[Any], code: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     try:
-        # From the end, so that each slice drops the numbers that it has read.
-        while flat:
-            part = flat[-SLICE_NUMBERS:]
-            del flat[-SLICE_NUMBERS:]
-            numbers[len(flat) : len(flat) + len(part)] = array(code, part)
-            del part
-            if flat:
-                yield
+        given = np.array(array(code, part))
     except (TypeError, OverflowError) as error:
         raise HttpError(400, f"input {port.name!r} takes {DATATYPES[port.element_type]}: {error}") from None
     if dtype.kind == "b":
-        check_truth_values(port, numbers)
+        check_truth_values(port, given)
     with np.errstate(over="ignore"):
-        converted = numbers.astype(dtype, copy=False)
+        converted = given.astype(dtype, copy=False)
     if code == "d" and not np.isfinite(converted).all():
         raise HttpError(
             400, f"input {port.name!r} takes {DATATYPES[port.element_type]}; a number is beyond its range"
         )
-    return converted.reshape(shape)
+    return converted
 
 
 def _flattened(port: InputPort, shape: tuple[int, ...], data: list[Any]) -> Slices[list[Any]]:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from tests.entries import result_of
 
 pytest.importorskip("grpc", reason="the extra [grpc] is not installed")
 
+from shapestream.client.opened_models import Result
 from shapestream.errors import InvalidRequest
-from shapestream.gateway.grpc_calls import MESSAGE_S, OPEN_CALLS, TRANSFER_S, RunningCalls
+from shapestream.gateway import grpc_service
+from shapestream.gateway import open_inference_pb2 as protocol
+from shapestream.gateway.grpc_calls import MESSAGE_S, OPEN_CALLS, PEAK_BYTES, TRANSFER_S, RunningCalls
+from shapestream.testing import identity_signature, tensors_of
 from shapestream.web.quotas import BeyondQuota
 
 MIB = 1 << 20
@@ -134,3 +142,55 @@ def test_of_calls_without_a_caller_the_oldest_that_waits_gives_way() -> None:
             raise AssertionError("it is let in")
         with calls.asks_the_server("10.0.0.2"):
             pass
+
+
+def test_memory_goes_back_after_a_peak() -> None:
+    """Once when nothing is held any more; not while something is, and not after few bytes."""
+    given_back: list[int] = []
+    calls = RunningCalls(10, PEAK_BYTES, give_back=lambda: given_back.append(calls.held_bytes.held))
+    for held in (PEAK_BYTES, MIB, 0, 0, PEAK_BYTES - 1, 0):
+        calls.held_bytes.take("a", PEAK_BYTES + MIB)
+        calls.held_bytes.change("a", PEAK_BYTES + MIB, held)
+        calls.give_back_after_a_peak()
+        calls.held_bytes.change("a", held, 0)
+    assert [0] == given_back
+
+
+def test_an_answer_that_leaves_keeps_no_inference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC has copies of it: neither the result nor the request's message stays until its peer has read them."""
+    inferences: list[weakref.ref[Any]] = []
+
+    class Inferred:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            inferences.append(weakref.ref(self))
+
+        def result(self) -> Result:
+            return Result(None, result_of(1, tensors_of([np.ones((1, 2), np.float32)])), {0: "y"})
+
+        def withdraw(self) -> None:
+            raise AssertionError("it has ended")
+
+    class Asked(Context):
+        def invocation_metadata(self) -> tuple[Any, ...]:
+            return ()
+
+        def peer(self) -> str:
+            return "ipv4:127.0.0.1:5"
+
+        def time_remaining(self) -> None:
+            return None
+
+    client = SimpleNamespace(
+        window_requests=8, opened=lambda *_, **__: SimpleNamespace(signature=identity_signature("m", "a, b"))
+    )
+    monkeypatch.setattr(grpc_service, "Inference", Inferred)
+    calls, context = Calls(), Asked()
+    service = grpc_service.InferenceService(client, calls)
+    tensor = protocol.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 2])
+    message = protocol.ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[bytes(8)])
+    infer = service.handlers()[grpc_service.SERVICE]["ModelInfer"].stream_unary
+    answer = infer(iter([message.SerializeToString()]), context)
+    assert len(answer) == calls.held_bytes.held
+    assert [None] == [each() for each in inferences]
+    context.end()
+    assert 0 == calls.held_bytes.held
