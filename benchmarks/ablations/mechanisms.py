@@ -518,11 +518,11 @@ MECHANISMS: dict[str, Mechanism] = {
         off=_newcomers_last, scenarios=(*FLOODS, "overload, equal", "three models, two clients")
     ),
     "shares of models": Mechanism(
-        off=lambda patches: patches.set(scheduler, "_of_its_models", lambda request, now, ready: request),
+        off=lambda patches: patches.set(scheduler, "_of_its_models", lambda request, queues, now, ready: request),
         scenarios=("three models, two clients",),
     ),
     "fair room": Mechanism(
-        off=returns(False, fairness.GroupRoom, "exceeds", "exceeds_s", "exceeds_part"), watched="room",
+        off=returns(False, fairness.GroupRoom, "exceeds", "exceeds_part"), watched="room",
         scenarios=("flood, no deadline", "overload, greedy"),
     ),
     "blame": Mechanism(

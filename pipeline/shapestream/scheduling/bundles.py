@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from shapestream.scheduling.actions import Action
 from shapestream.scheduling.answer_waits import AnswerWaits
@@ -52,23 +52,8 @@ first, and for others that may share their calls (docs/decisions.md)."""
 Handed: TypeAlias = dict[Slot, list[Batch]]
 """The batches that slots are handed by one event."""
 Ready: TypeAlias = Callable[[ModelQueue, float], bool]
-
-
-class Planned(Protocol):
-    """The planner, for one slot."""
-
-    def __call__(
-        self,
-        anchor: Request,
-        queue: ModelQueue,
-        slot: Slot,
-        costs: WorkerCosts,
-        slowdown: float,
-        now: float,
-        *,
-        tries: bool,
-    ) -> Cut:
-        """Return the batch that a request goes in."""
+Planned: TypeAlias = Callable[[Request, ModelQueue, Slot, WorkerCosts, float, float], Cut]
+"""Returns the batch that a request goes in, on a slot with these costs and this slowdown, now."""
 
 
 class Bundles:
@@ -158,7 +143,7 @@ class Bundles:
             if queue.alone:
                 cut = alone([request], request.rows, request.own_shape, costs)
             else:
-                cut = self._planned(request, queue, slot, costs, slowdown, now, tries=False)
+                cut = self._planned(request, queue, slot, costs, slowdown, now)
         except Exception:  # noqa: BLE001 - what is wrong is reported when its batch is cut
             return None
         if len(cut.members) > 1:

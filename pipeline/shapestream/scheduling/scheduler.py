@@ -24,7 +24,8 @@ on: the scheduler starts over with its models alone, and all workers greet anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from heapq import nlargest
 from math import inf
 from typing import assert_never
@@ -87,40 +88,6 @@ MOST_QUEUES = 16
 """Queues that are counted by size, at most."""
 
 
-def next_up(
-    queues: Mapping[str, ModelQueue],
-    waiting: Collection[ModelQueue],
-    now: float,
-    ready: Callable[[ModelQueue, float], bool],
-    full: Callable[[Request], bool],
-) -> Request | None:
-    """Return the request that goes next, of all queues of `waiting` that are `ready`; None if all wait, or nothing does.
-
-    It is the first request of the client whose turn it is, and of the model whose turn it is of those that the client asks;
-    or one that is to run again, in the order of the ranks.
-
-    With a delay, nothing of a model goes until some request's delay has ended or a batch would be full; nor does it while
-    requests are awaited that follow answers (answer_waits.py). `full` tells whether the company of a request would fill a
-    batch.
-    """
-    best: Request | None = None
-    for queue in waiting:
-        if not ready(queue, now):
-            continue
-        request = queue.first()
-        if request is not None and (queue.delay_s or queue.awaited is not None) and queue.waits_until > now:
-            request = _first_of_full(queue, request, full)
-        if request is not None and (best is None or _turn(request) < _turn(best)):
-            best = request
-        if queue.rerun_count:
-            again = min(queue.next_rerun(), key=by_rerun)
-            if best is None or by_rerun(again) < _turn(best):
-                best = again
-    if best is not None and len(waiting) > 1 and best.state is QUEUED and len(best.flow.client.flows) > 1:
-        return _of_its_models(best, queues, now, ready)
-    return best
-
-
 def _turn(request: Request) -> tuple[float, int]:
     """Return the key that orders requests of all kinds."""
     return by_rerun(request) if request.state is RERUN else request.turn
@@ -159,16 +126,6 @@ def _age(request: Request) -> float:
     """Return the key that orders requests of one client by age: the arrival of the parent, or its own."""
     since = request.arrival.since
     return request.arrived if since is None else since
-
-
-def _first_of_full(queue: ModelQueue, first: Request, full: Callable[[Request], bool]) -> Request | None:
-    """Return a request whose batch would be full: the head of a full bucket, or else `first` with its neighbours."""
-    if queue.rows < queue.profile.max_batch:
-        return None
-    if queue.full:
-        heads = [bucket.first() for bucket in queue.full.values()]
-        return min(heads, key=lambda request: request.turn)
-    return first if full(first) else None
 
 
 class Scheduler:
@@ -239,7 +196,7 @@ class Scheduler:
             self._deadlines,
             self._plan,
             self._next_up,
-            self._planned,
+            partial(self._planned, tries=False),
             self._dispatch,
         )
 
@@ -391,7 +348,7 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Raise AssertionError if the books do not agree. Looks at everything: for tests and the simulator."""
         check(self._ledger, self._queues, self._isolation, self._slots, self._now)
-        startable = next_up(self._queues, self._queues.values(), self._now, self._has_free, self._fills)
+        startable = self._next_up(self._has_free, self._now)
         assert startable is None or self._is_followed, "a free slot idles while a request may start"
         audit = self._slots.audit
         assert audit is None or audit.state is not BatchState.RUNNING or not is_in_the_way(audit), (
@@ -579,7 +536,7 @@ class Scheduler:
         if isolation.suspected or isolation.isolated:
             isolation.run(now, actions)
         while waiting and slots.free_count:
-            request = next_up(queues, waiting, now, self._has_free, self._fills)
+            request = self._next_up(self._has_free, now)
             if request is None:
                 break
             queue, slot = queues[request.model], faster_first(slots.pools[request.model])
@@ -605,9 +562,7 @@ class Scheduler:
     def _prefetch(self, now: float, actions: list[Action], handed: Handed) -> None:
         """Queue batches behind those that end soon, then let bundles grow."""
         queues, slots = self._queues, self._slots
-        while (
-            request := next_up(queues, queues.waiting, now, self._wants_prefetch, self._fills)
-        ) is not None:
+        while (request := self._next_up(self._wants_prefetch, now)) is not None:
             queue, slot = queues[request.model], slots.pools[request.model].prefetches[0][2]
             isolated = request.arrival.suspect and slot.worker.in_server
             follow = request.state is not RERUN and queue.returns.after_s < inf
@@ -619,8 +574,44 @@ class Scheduler:
             self._bundles.complete(handed, now, actions)
 
     def _next_up(self, ready: Ready, now: float) -> Request | None:
-        """Return the request that goes next, of all models that are `ready`."""
-        return next_up(self._queues, self._queues.waiting, now, ready, self._fills)
+        """Return the request that goes next, of all models that are `ready`; None if all wait, or nothing does.
+
+        It is the first request of the client whose turn it is, and of the model whose turn it is of those that the client
+        asks; or one that is to run again, in the order of the ranks.
+
+        With a delay, nothing of a model goes until some request's delay has ended or a batch would be full; nor does it
+        while requests are awaited that follow answers (answer_waits.py).
+        """
+        best: Request | None = None
+        waiting = self._queues.waiting
+        for queue in waiting:
+            if not ready(queue, now):
+                continue
+            request = queue.first()
+            if (
+                request is not None
+                and (queue.delay_s or queue.awaited is not None)
+                and queue.waits_until > now
+            ):
+                request = self._first_of_full(queue, request)
+            if request is not None and (best is None or _turn(request) < _turn(best)):
+                best = request
+            if queue.rerun_count:
+                again = min(queue.next_rerun(), key=by_rerun)
+                if best is None or by_rerun(again) < _turn(best):
+                    best = again
+        if best is not None and len(waiting) > 1 and best.state is QUEUED and len(best.flow.client.flows) > 1:
+            return _of_its_models(best, self._queues, now, ready)
+        return best
+
+    def _first_of_full(self, queue: ModelQueue, first: Request) -> Request | None:
+        """Return a request whose batch would be full: the head of a full bucket, or else `first` with its neighbours."""
+        if queue.rows < queue.profile.max_batch:
+            return None
+        if queue.full:
+            heads = [bucket.first() for bucket in queue.full.values()]
+            return min(heads, key=lambda request: request.turn)
+        return first if self._fills(first, queue) else None
 
     def _has_free(self, queue: ModelQueue, now: float) -> bool:
         return bool(self._slots.pools[queue.name].free)
@@ -798,9 +789,9 @@ class Scheduler:
         self._ledger.start(batch, cut, first, behind, company_s, now)
         return batch
 
-    def _fills(self, anchor: Request) -> bool:
+    @staticmethod
+    def _fills(anchor: Request, queue: ModelQueue) -> bool:
         """Tell whether the batch of this request would be full; asked only for models that wait for company."""
-        queue = self._queues[anchor.model]
         try:
             # By a plan of its own: the turn's is for batches that start.
             cut = plan_batch(anchor, queue, queue.costs.on(), Plan(), starts_at=-inf)
