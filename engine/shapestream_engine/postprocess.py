@@ -191,7 +191,7 @@ class Postprocess:
         """Return the tolerances of these outputs, as `OutputTolerance.to_dict` has them; `proved`: before the choices.
 
         The largest of some values moves no further than each of them. Which class it is of is another question at each
-        request, so what is known of single classes does not count.
+        request, so what is known of single classes, or of all of them together, does not count.
         """
         found: dict[str, Mapping[str, Any]] = {}
         for name, plain in proved.items():
@@ -204,7 +204,8 @@ class Postprocess:
                 last = max([axis for axis, _ in plain["spreads"]], default=0)
                 kept = [[axis, spread] for axis, spread in plain["spreads"] if axis != last]
                 found[name] = {"margins": name + VALUES}
-                found[name + VALUES] = {**plain, "spreads": kept}
+                of_all = {key: plain[key] for key in ("of_spread", "of_magnitude", "overall", "mark")}
+                found[name + VALUES] = {**dict.fromkeys(plain), **of_all, "spreads": kept}
         return found
 
 
