@@ -41,7 +41,8 @@ _FLOATS = ("f16", "f32", "f64")
 """Element types that NumPy computes with."""
 _TOPK = re.compile(r"topk ([1-9]\d{0,5})")
 _FEW = 8
-"""Classes up to which one after the other is looked for: each takes a pass over the values, and a sort takes about ten."""
+"""Classes up to which one after the other is looked for. Of 640 rows of 6,625 values, each takes 4 to 8 ms, a partition for
+any number 0.1 s, and a stable sort of all 1.9 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +192,7 @@ class Postprocess:
         """Return the tolerances of these outputs, as `OutputTolerance.to_dict` has them; `proved`: before the choices.
 
         The largest of some values moves no further than each of them. Which class it is of is another question at each
-        request, so what is known of single classes does not count.
+        request, so what is known of single classes, or of all of them together, does not count.
         """
         found: dict[str, Mapping[str, Any]] = {}
         for name, plain in proved.items():
@@ -204,7 +205,8 @@ class Postprocess:
                 last = max([axis for axis, _ in plain["spreads"]], default=0)
                 kept = [[axis, spread] for axis, spread in plain["spreads"] if axis != last]
                 found[name] = {"margins": name + VALUES}
-                found[name + VALUES] = {**plain, "spreads": kept}
+                of_all = {key: plain[key] for key in ("of_spread", "of_magnitude", "overall", "mark")}
+                found[name + VALUES] = {**dict.fromkeys(plain), **of_all, "spreads": kept}
         return found
 
 
@@ -232,9 +234,21 @@ def largest(values: Array, count: int) -> tuple[Array, Array]:
         if count > 1 and found_before.any():  # of what is left, all is -infinity, as what was found before
             classes[found_before] = _sorted(rows[found_before])[:, :count]
     else:
-        classes[:] = _sorted(rows)[:, :count]
+        has_nan = np.isnan(rows).any(axis=1)
+        classes[has_nan] = _sorted(rows[has_nan])[:, :count]
+        classes[~has_nan] = _partitioned(rows[~has_nan], count)
     shape = (*values.shape[:-1], count)
     return classes.reshape(shape), np.take_along_axis(rows, classes, 1).reshape(shape)
+
+
+def _partitioned(rows: Array, count: int) -> Array:
+    """Return the classes of rows without NaN: those above the last value that counts, and the first ones that equal it."""
+    last = np.partition(rows, rows.shape[1] - count, axis=1)[:, -count, None]
+    above, equal = rows > last, rows == last
+    above |= equal & (np.cumsum(equal, axis=1) <= count - above.sum(axis=1, keepdims=True))
+    kept = np.nonzero(above)[1].reshape(len(rows), count)
+    order = np.argsort(-np.take_along_axis(rows, kept, 1), axis=1, kind="stable")
+    return np.take_along_axis(kept, order, 1)
 
 
 def _sorted(rows: Array) -> Array:

@@ -57,7 +57,7 @@ NUMBERS = st.one_of(
 @given(data=st.data())
 def test_the_largest_classes_equal_the_slow_formula(data: st.DataObject) -> None:
     """Ties, NaN and infinities, of any element type, and as many classes as there are."""
-    columns = data.draw(st.integers(1, 12))
+    columns = data.draw(st.integers(1, 24))
     shape = data.draw(st.sampled_from([(columns,), (0, columns), (3, columns), (2, 3, columns)]))
     values = data.draw(
         hnp.arrays(data.draw(st.sampled_from([np.float32, np.float64, np.float16])), shape, elements=NUMBERS)
@@ -364,7 +364,7 @@ def test_ties_leave_a_model_proved(tmp_path: Path, engine: str, text: str) -> No
     assert spec.postprocess is not None
     tolerances = spec.postprocess.tolerances(report.tolerances)
     assert {"margins": "logits.values"} == tolerances["logits"]
-    assert {"of_spread", "of_magnitude", "spreads", "overall", "mark"} == tolerances["logits.values"].keys()
+    assert OutputTolerance.from_dict(tolerances["logits.values"]).overall > 0
 
 
 def test_a_model_that_mixes_rows_is_refuted(tmp_path: Path) -> None:
@@ -420,13 +420,8 @@ def test_tolerances_of_outputs_without_a_choice_stay() -> None:
     steps = Postprocess(
         {name: Steps.parse(text) for name, text in {"a": "softmax", "b": "argmax", "d": "topk 2"}.items()}
     )
-    plain = {
-        "of_spread": 1.0,
-        "of_magnitude": 1.0,
-        "spreads": [[0, [1.0]], [1, [2.0]]],
-        "overall": 3.0,
-        "mark": None,
-    }
+    spreads = ((0, np.array([1.0])), (1, np.array([2.0])))
+    plain = OutputTolerance(Tolerance(1.0, 1.0), spreads, overall=3.0).to_dict()
     found = steps.tolerances({"a": plain, "b": plain, "c": {}})
     assert {
         "a": plain,

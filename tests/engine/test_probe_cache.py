@@ -23,6 +23,7 @@ from shapestream_engine import (
 )
 from shapestream_engine.machine import runtime_of
 from shapestream_engine.pooling import Pooling
+from shapestream_engine.postprocess import Postprocess, Steps
 from shapestream_engine.probe import Finding, ProbeOptions, ProbeReport, ProofCache, Treatment, prove
 from shapestream_engine.probing.cache import BRIEF_S, proof_key
 from shapestream_engine.probing.child import Task
@@ -153,6 +154,7 @@ CHANGED: dict[type, dict[str, object]] = {
         "strategy": Strategy({"batch": (4,)}),
         "prepared": PreparedLimits(max_prepared=3),
         "pooling": Pooling(mode="mean"),
+        "postprocess": Postprocess({"y": Steps(softmax=True)}),
     },
     ProbeOptions: {
         "values": {"a": Uniform(0, 1)},
