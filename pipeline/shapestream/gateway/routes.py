@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property, partial
 from importlib.resources import files
+from math import inf
 from typing import Any, TypeAlias
 
 import trio
@@ -21,6 +22,7 @@ from shapestream.client.async_face import Client
 from shapestream.errors import DeadlineExceeded, RequestError
 from shapestream.gateway.errors import OWN_ID, http_error
 from shapestream.gateway.infer_request import (
+    HEAD_LENGTH,
     converted_nbytes,
     infer_response,
     json_nbytes,
@@ -29,7 +31,7 @@ from shapestream.gateway.infer_request import (
     refused,
 )
 from shapestream.gateway.infer_tensors import DEFAULT_PRIORITY_LEVEL, flag, own_id
-from shapestream.gateway.json_text import read_object, write_json
+from shapestream.gateway.json_text import MOST_JSON_BYTES, read_object, write_json
 from shapestream.gateway.model_pages import (
     PAGE_S,
     READY_S,
@@ -73,7 +75,7 @@ from shapestream.gateway.text_calls import TextCalls
 from shapestream.gateway.text_ports import score_ports, scores_texts, text_ports
 from shapestream.slices import LongSteps, at_once
 from shapestream.transport.http_listener import REFUSED_SITES, is_sent_by_another_site
-from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
+from shapestream.web.messages import Admitted, HttpError, HttpRequest, HttpResponse
 from shapestream.web.quotas import Quotas
 from shapestream.web.tokens import Tokens
 from shapestream_engine.signature import ModelSignature
@@ -126,8 +128,8 @@ class Routes:
             "stats": ("GET", self._statistics),
         }
 
-    def admit(self, request: HttpRequest) -> tuple[str, Page]:
-        """Return the caller of a request, by its head, and its handler.
+    def admit(self, request: HttpRequest) -> Admitted:
+        """Return the caller of a request, by its head, its handler, and how long its body may be.
 
         Raises `HttpError` where its body is not worth reading. The handler raises it, too.
         """
@@ -141,8 +143,12 @@ class Routes:
                 raise HttpError(421, REFUSED_SITES)
             page = partial(self._answered, methods[method])
             if self._tokens is None or (method == "GET" and request.path in self._open_to_all):
-                return request.peer, page
-            return self._tokens.caller_of(request), page
+                caller = request.peer
+            else:
+                caller = self._tokens.caller_of(request)
+            # Without binary data the whole body is JSON. More of a small body that was compressed is not made.
+            most = inf if HEAD_LENGTH in request.headers else MOST_JSON_BYTES
+            return Admitted(caller=caller, handler=page, most_decoded_bytes=most)
         except (RequestError, HttpError) as error:
             raise self._in_its_form(request, error) from None
 

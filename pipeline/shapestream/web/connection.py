@@ -254,7 +254,8 @@ class HttpConnection:
             peer=self._peer,
         )
         try:
-            self._caller, handler = self._admission(request)
+            admitted = self._admission(request)
+            self._caller = admitted.caller
         except HttpError as error:
             self._caller = self._peer
             await self._turn()
@@ -266,12 +267,13 @@ class HttpConnection:
         try:
             body = await self._body(head)
             self._enter(ConnectionPhase.HANDLING, math.inf)
-            body = await decoded(body, head.headers, self._limits.max_body_bytes)
+            most = min(admitted.most_decoded_bytes, self._limits.max_body_bytes)
+            body = await decoded(body, head.headers, int(most))
             if self._held < len(body) > READ_BYTES:
                 self._hold(len(body))
             if self._hung_up:
                 raise _Closed
-            answer = self._answer(handler, replace(request, body=body, peer=self._caller), head)
+            answer = self._answer(admitted.handler, replace(request, body=body, peer=self._caller), head)
             del body  # the answer is counted in its place
             return await answer
         finally:

@@ -61,8 +61,20 @@ class HttpError(Exception):
 
 Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
 """Answers one request; cancelled when its connection is closed. Raises `HttpError` for what it refuses."""
-Admission = Callable[[HttpRequest], tuple[str, Handler]]
-"""Returns the caller of a request whose body has not been read yet, and its handler. Raises `HttpError`."""
+
+
+@value
+class Admitted:
+    """A request that is worth reading, by its head."""
+
+    caller: str
+    handler: Handler
+    most_decoded_bytes: float = inf
+    """Bytes of its body after the content coding is undone (413), where that is less than any body may have."""
+
+
+Admission = Callable[[HttpRequest], Admitted]
+"""Decides about a request whose body has not been read yet. Raises `HttpError`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ import trio
 
 from shapestream.web.connection import LAST_WORDS_S, ConnectionPhase, HttpConnection, HttpStream, wire_of
 from shapestream.web.ending import ServerEnd
-from shapestream.web.messages import Admission, Handler, HttpError, HttpLimits
+from shapestream.web.messages import Admission, Admitted, Handler, HttpError, HttpLimits
 from shapestream.web.quotas import Quotas
 from shapestream.web.turns import LoopTurns
 
@@ -49,7 +49,7 @@ HttpListener = trio.SocketListener | trio.SSLListener[trio.SocketStream]
 
 def for_all(handler: Handler) -> Admission:
     """Return the admission of every request, for its address, to one handler."""
-    return lambda request: (request.peer, handler)
+    return lambda request: Admitted(caller=request.peer, handler=handler)
 
 
 class HttpServer:

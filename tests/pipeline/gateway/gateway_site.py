@@ -99,8 +99,8 @@ async def asked(
         method=method, path=path, query="", headers=headers or {}, body=body, peer="127.0.0.1"
     )
     try:
-        caller, handler = routes.admit(request)
-        return Reply(200, await handler(replace(request, peer=caller)))
+        admitted = routes.admit(request)
+        return Reply(200, await admitted.handler(replace(request, peer=admitted.caller)))
     except HttpError as error:
         return Reply(error.status, error_answer(error))
 

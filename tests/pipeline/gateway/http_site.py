@@ -14,7 +14,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shapestream.transport.http_listener import listen_at
-from shapestream.web.messages import Handler, HttpLimits, HttpRequest, HttpResponse
+from shapestream.web.messages import Admitted, Handler, HttpLimits, HttpRequest, HttpResponse
 from shapestream.web.server import HttpServer, listeners_of
 from shapestream.web.turns import LoopTurns
 
@@ -229,7 +229,11 @@ def serve(
             listeners[0] if isinstance(listeners[0], trio.SocketListener) else listeners[0].transport_listener
         )
         port = plain.socket.getsockname()[1]
-        server = HttpServer(lambda request: (caller_of(request), handler), HttpLimits(**limits), turns)
+
+        def admission(request: HttpRequest) -> Admitted:
+            return Admitted(caller=caller_of(request), handler=handler)
+
+        server = HttpServer(admission, HttpLimits(**limits), turns)
         peers: list[Peer] = []
         try:
             with trio.fail_after(VIRTUAL_PATIENCE_S if virtual_time else PATIENCE_S):

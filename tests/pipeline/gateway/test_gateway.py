@@ -17,6 +17,7 @@ from tests.pipeline.client.real_server import real_server
 from tests.pipeline.gateway.http_site import PATIENCE_S, Answer, Peer
 
 from shapestream.gateway.gateway import GatewayOptions, run_gateway
+from shapestream.gateway.json_text import MOST_JSON_BYTES
 from shapestream.transport.http_listener import listen_at, place_of
 from shapestream.web.messages import HttpLimits
 
@@ -93,6 +94,24 @@ def test_a_body_beyond_the_limit(tmp_path: Path) -> None:
             answer = await post(peer, "/v2/models/double/infer", b" " * 101)
             assert 413 == answer.status
             assert "101" in answer.error
+
+    with real_server(f"ipc://{tmp_path}/server/s") as address:
+        trio.run(play, address)
+
+
+def test_no_more_json_is_decompressed_than_is_read(tmp_path: Path) -> None:
+    """A bomb for a page of JSON ends at the bound of JSON, not at that of bodies; with binary data it may have more."""
+
+    async def play(server: str) -> None:
+        packed = gzip.compress(bytes(MOST_JSON_BYTES + 1))
+        for length, status, words in (
+            ("Inference-Header-Content-Length: 9\r\n", 400, "no JSON"),
+            ("", 413, "after gzip"),
+        ):
+            async with gateway(server) as peer:
+                coded = f"{length}Content-Encoding: gzip\r\n"
+                answer = await post(peer, "/v2/models/double/infer", packed, coded)
+            assert (status, True) == (answer.status, words in answer.error), answer.error
 
     with real_server(f"ipc://{tmp_path}/server/s") as address:
         trio.run(play, address)
