@@ -58,7 +58,13 @@ def test_functions_and_small_files_are_tried_first(tmp_path: Path) -> None:
 )
 def test_trials_at_a_time_follow_the_cpus(threads: int, models: int, expected: int) -> None:
     """One needs a CPU at least, and a third of them to end within its budget."""
-    assert expected == trials_at_once(threads, models)
+    assert expected == trials_at_once(threads, [1000] * models, 1 << 30)
+
+
+@pytest.mark.parametrize(("largest", "expected"), [(1 << 26, 3), (1 << 27, 2), (1 << 28, 1), (1 << 40, 1)])
+def test_large_models_are_tried_one_after_the_other(largest: int, expected: int) -> None:
+    """In a gigabyte two models of 128 MiB have room, each four times over; one is tried whatever its size."""
+    assert expected == trials_at_once(64, [1000, largest, 1000], 1 << 30)
 
 
 def test_a_trial_is_told_of_every_ten_seconds() -> None:

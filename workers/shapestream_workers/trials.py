@@ -18,14 +18,14 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from shapestream.settings import ModelSettings
 from shapestream_engine.errors import EngineError
-from shapestream_engine.machine import available_cpus
+from shapestream_engine.machine import available_cpus, memory_bytes
 from shapestream_engine.model_files import files_of_model
 from shapestream_engine.probe import ProbeOptions, Watch
 from shapestream_engine.probing.model_calls import WALL
@@ -35,15 +35,22 @@ R = TypeVar("R")
 MOST_AT_ONCE = 3
 """Proofs at a time. With a third of the CPUs a proof spends its budget before it ends by the clock, after four times its
 budget (`model_calls.WALL`)."""
+MEMORY_PER_FILE = 4
+"""Bytes of memory per byte of a model's files in its trial: this process and the child hold the weights, each twice while it
+compiles them."""
 NEWS_EVERY_S = 10.0
 """Seconds between two lines about one model."""
 MOST_PROOF_S = WALL * ProbeOptions().budget_s
 """Seconds after which no call of a proof begins."""
 
 
-def trials_at_once(threads: int | None, models: int) -> int:
-    """Return the number of trials at a time in a process with so many threads; None: one per CPU."""
-    return max(1, min(threads or available_cpus(), models, MOST_AT_ONCE))
+def trials_at_once(threads: int | None, sizes: Sequence[int], memory: int) -> int:
+    """Return the number of trials at a time in a process with so many threads; None: one per CPU.
+
+    `sizes`: bytes of the files of each model. `memory`: bytes that the process and its children may use.
+    """
+    fits = memory // (MEMORY_PER_FILE * max(1, *sizes, 1))
+    return max(1, min(threads or available_cpus(), len(sizes), fits, MOST_AT_ONCE))
 
 
 def cheapest_first(models: Sequence[ModelSettings]) -> list[ModelSettings]:
@@ -140,18 +147,6 @@ class _Turns:
             self._lock.acquire()
 
 
-@dataclass(slots=True)
-class _Work(Generic[R]):
-    """Models that wait for a trial, and results so far."""
-
-    waiting: list[ModelSettings]
-    results: dict[str, R | EngineError] = field(default_factory=dict)
-    fault: BaseException | None = None
-
-    def next(self) -> ModelSettings | None:
-        return self.waiting.pop(0) if self.waiting and self.fault is None else None
-
-
 def side_by_side(
     models: Sequence[ModelSettings],
     trial: Callable[[ModelSettings, Watch], R],
@@ -162,12 +157,13 @@ def side_by_side(
     """Try the models, several at a time, and return the result of each, or the error that its trial raised.
 
     `threads`: those of the process that serves them. `tell` gets news of trials that take long. Any other exception of a
-    trial is raised, after the trials that have begun.
+    trial is raised.
     """
     turns, news = _Turns(), TrialNews(NEWS_EVERY_S)
     functions = [model for model in models if model.file is None]
-    files = _Work[R](cheapest_first([model for model in models if model.file is not None]))
-    at_once = trials_at_once(threads, len(models))
+    files = cheapest_first([model for model in models if model.file is not None])
+    results: dict[str, R | EngineError] = {}
+    faults: list[BaseException] = []
 
     def watch(model: ModelSettings) -> Watch:
         def told(phase: str, case: str) -> None:
@@ -177,32 +173,33 @@ def side_by_side(
         told("", "")
         return Watch(told=told, waiting=turns.given_away, at_once=at_once)
 
-    def work_off(work: _Work[R]) -> None:
+    def work_off(waiting: list[ModelSettings]) -> None:
         with turns.taken():
-            while (model := work.next()) is not None:
+            while waiting and not faults:
+                model = waiting.pop(0)
                 try:
-                    files.results[model.name] = trial(model, watch(model))
+                    results[model.name] = trial(model, watch(model))
                 except EngineError as error:
-                    files.results[model.name] = error
-                except BaseException as fault:
-                    files.fault = fault
-                    raise
+                    results[model.name] = error
 
     def in_thread() -> None:
-        with suppress(BaseException):  # kept, and raised below
+        try:
             work_off(files)
+        except BaseException as fault:  # noqa: BLE001 - raised below, in the first thread
+            faults.append(fault)
 
+    at_once = trials_at_once(threads, [_bytes_of(model) for model in models], memory_bytes())
     # No pool: its threads would be waited for at the end of the process, and a signal ends it soon.
     others = [threading.Thread(target=in_thread, name=f"trial {n}", daemon=True) for n in range(1, at_once)]
     for thread in others:
         thread.start()
-    work_off(_Work(functions))
+    work_off(functions)
     work_off(files)
     for thread in others:
         thread.join()
-    if files.fault is not None:
-        raise files.fault
-    return files.results
+    if faults:
+        raise faults[0]
+    return results
 
 
 # ---------------------------------------------------------------- costs
