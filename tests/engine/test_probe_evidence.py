@@ -225,7 +225,7 @@ def test_the_document_names_the_bounds() -> None:
         f"of floats {words[MOST_EXPLAINED]} of the results, and {words[MOST_AT_ELEMENT]} of those at one element",
         f"of whole values {words[MOST_TIES]} requests",
         f"and {words[MOST_SKIPPED]} of the requests that a crash left out",
-        f"Its budget is {ProbeOptions().budget_s:g} seconds of computation",
+        f"Its budget is {ProbeOptions().budget_s:g} seconds of work",
         f"{words[int(WALL * ProbeOptions().budget_s / 60)]} minutes of wall-clock time",
     ):
         assert promise in text, promise

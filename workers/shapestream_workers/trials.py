@@ -163,7 +163,7 @@ def side_by_side(
     functions = [model for model in models if model.file is None]
     files = cheapest_first([model for model in models if model.file is not None])
     results: dict[str, R | EngineError] = {}
-    faults: list[BaseException] = []
+    faults: list[Exception] = []
 
     def watch(model: ModelSettings) -> Watch:
         def told(phase: str, case: str) -> None:
@@ -185,7 +185,7 @@ def side_by_side(
     def in_thread() -> None:
         try:
             work_off(files)
-        except BaseException as fault:  # noqa: BLE001 - raised below, in the first thread
+        except Exception as fault:  # noqa: BLE001 - raised below, in the first thread
             faults.append(fault)
 
     at_once = trials_at_once(threads, [_bytes_of(model) for model in models], memory_bytes())
