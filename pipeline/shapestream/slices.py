@@ -77,8 +77,10 @@ class LongSteps:
         if nbytes < LONG_BYTES:
             return step()
         async with self._turns:
-            await trio.sleep_until(self._free_at)
             began = trio.current_time()
+            if began < self._free_at:
+                await trio.sleep_until(self._free_at)
+                began = trio.current_time()
             try:
                 return step()
             finally:

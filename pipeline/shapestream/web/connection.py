@@ -435,6 +435,8 @@ def _told() -> Iterator[None]:
     try:
         yield
     except BeyondQuota as error:
+        # It would keep the frames in which it was raised, and these the body: from CPython 3.13 on until a collection.
+        error.__traceback__ = None
         raise HttpError(429, error.message, (("Retry-After", RETRY_AFTER_S),)) from None
 
 
