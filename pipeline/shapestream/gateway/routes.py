@@ -275,10 +275,10 @@ class Routes:
         except RequestError as error:
             refusal = error
         if refusal is not None:
-            await steps.finish_slices(nbytes, refused(body, refusal))
+            await steps.finish_slices(nbytes, refused(body, refusal), goes_on=True)
         if any(port.is_string for port in signature.inputs):
             nbytes = len(request.body)  # strings are read one by one, also those of binary data
-        inputs, asked = await steps.finish_slices(nbytes, read_tensors(body, signature))
+        inputs, asked = await steps.finish_slices(nbytes, read_tensors(body, signature), goes_on=True)
         with self._in_flight.one(request.peer):
             result = await self._client.infer(
                 model,

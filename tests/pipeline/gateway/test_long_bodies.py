@@ -11,13 +11,16 @@ import json
 import sys
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
+import trio
 from tests.entries import result_of
 from tests.pipeline.gateway.infer_bodies import entry, posted, signature_of
+from trio.testing import MockClock
 
 from shapestream.client.opened_models import Result
 from shapestream.gateway.infer_request import (
@@ -30,7 +33,7 @@ from shapestream.gateway.infer_tensors import to_json
 from shapestream.gateway.json_text import MOST_CONTAINERS, read_object
 from shapestream.gateway.openai_api import read_request
 from shapestream.gateway.tei_api import read_embed, tokenize_response
-from shapestream.slices import Slices
+from shapestream.slices import LONG_BYTES, LongSteps, Slices
 from shapestream.testing import tensors_of
 from shapestream.web.messages import HttpResponse
 
@@ -142,3 +145,28 @@ def test_no_slice_of_an_answer_is_long(kind: str) -> None:
     assert lines <= MOST_LINES
     assert slices >= 8
     assert max(map(len, response.body)) <= 1 << 20
+
+
+def test_one_long_text_is_begun_at_a_time() -> None:
+    """Another one begins when it has ended, so that the objects of one are there; what goes on with it waits for none."""
+    order: list[str] = []
+
+    def work(name: str) -> Slices[str]:
+        for _ in range(3):
+            order.append(name)
+            yield
+        return name
+
+    async def main() -> None:
+        steps = LongSteps()
+        async with trio.open_nursery() as nursery:
+            for name in ("first", "second"):
+                nursery.start_soon(steps.finish_slices, LONG_BYTES, work(name))
+            nursery.start_soon(partial(steps.finish_slices, LONG_BYTES, work("going on"), goes_on=True))
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    begun = {name: order.index(name) for name in order}
+    ended = {name: len(order) - order[::-1].index(name) for name in order}
+    first, second = sorted(("first", "second"), key=begun.__getitem__)
+    assert ended[first] <= begun[second]
+    assert begun["going on"] < ended[second]
