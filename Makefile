@@ -77,7 +77,7 @@ test: $(READY) ## Run the tests (TEST_PROCESSES=: by default two more than there
 	@$(PYTEST) -m "not thorough"
 
 test-thorough: $(READY) ## Run what repeats a property over more engines, loads and programs.
-	@$(PYTEST) -m thorough
+	@$(PYTEST) -m "thorough and not zoo"
 
 test-all: test test-thorough ## Run all tests: test, then test-thorough.
 

@@ -23,7 +23,7 @@ from tests.zoo.ways import WAYS, engine_alone
 
 from shapestream import blocking
 
-pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough, pytest.mark.zoo]
 
 REQUESTS = 200
 PATIENCE_S = 3600.0
@@ -42,7 +42,7 @@ ZOO = {**MADE, **WHEELS}
 @pytest.fixture(scope="module")
 def served(request: Any, module_workplace: Any) -> Iterator[Any]:
     """A server of all models that are asked for, with HTTP and gRPC."""
-    names = [item.callspec.params["name"] for item in request.session.items if hasattr(item, "callspec")]
+    names = [item.callspec.params["name"] for item in request.session.items if item.module is request.module]
     for name, write in WRITERS.items():
         if name in names:
             MADE[name].path.parent.mkdir(parents=True, exist_ok=True)
