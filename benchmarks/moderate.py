@@ -40,7 +40,7 @@ from shapestream_engine.layout import Tensors
 IN_FLIGHT = 64
 SATURATED = f"{IN_FLIGHT} in flight"
 SHARES = (0.3, 0.6, 0.8, 0.9, 1.0)
-"""Of the peak of one at a time."""
+"""Rates, as shares of the peak of one at a time."""
 PLAIN = "plain OpenVINO"
 AIMS = {0.3: 1.0, 0.6: 1.0, 0.8: 1.1, 0.9: 1.1}
 """The p50 that ours may have, as a multiple of each other way's, by share."""
@@ -88,7 +88,7 @@ def _tensors(ids: Ids) -> Tensors:
 
 
 class _PeerLine:
-    """The same to the peer."""
+    """A session on the peer, as `_RawLine` is one on ours."""
 
     def __init__(self, client: HttpClient) -> None:
         self._client = client
@@ -146,7 +146,7 @@ class _Way:
     cpu: _Cpu
     connect: Callable[[], AbstractContextManager[Line]] | None = None
     plan: Plan | None = None
-    """Of the model in this process."""
+    """How the model in this process runs; None: it is a server."""
     loads: dict[float, Figures] = field(default_factory=dict)
     """By share of the peak; 0.0: saturated."""
 

@@ -82,7 +82,7 @@ class Scenario:
     in_flight_of: Mapping[int, int] = field(default_factory=dict)
     """By client, requests in flight in a closed loop of its own."""
     one_client: bool = False
-    """Whether all streams are those of one client, as of one web application."""
+    """True: all streams are those of one client, as of one web application."""
     failing: Mapping[int, float] = field(default_factory=dict)
     """By client, the share of its requests that fail each call with them."""
     apart_s: float = 0.0

@@ -203,7 +203,7 @@ class FairShares(Generic[FlowT]):
     # ------------------------------------------------------------ forecasts
 
     def forecast(self, number: int, model: str, priority: int) -> float:
-        """Return the rank that a request of this client for this model would get now."""
+        """Return the rank that a request of this client for this model would get now, before its own work makes it later."""
         client = self._clients.get(number)
         present = self.present + (client is None or not client.unfinished)
         flow = None if client is None else client.flows.get(model)
