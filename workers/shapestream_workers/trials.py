@@ -49,7 +49,7 @@ def trials_at_once(threads: int | None, sizes: Sequence[int], memory: int) -> in
 
     `sizes`: bytes of the files of each model. `memory`: bytes that the process and its children may use.
     """
-    fits = memory // (MEMORY_PER_FILE * max(1, *sizes, 1))
+    fits = memory // (MEMORY_PER_FILE * max([1, *sizes]))
     return max(1, min(threads or available_cpus(), len(sizes), fits, MOST_AT_ONCE))
 
 
