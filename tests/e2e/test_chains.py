@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from typing import Any
@@ -188,9 +187,7 @@ def test_no_stage_begins_after_the_end_of_its_request(workplace: Any) -> None:
 
     trio.run(main)
     with served.client() as client:
-        give_up_at = time.monotonic() + PATIENCE_S  # the server may not have heard yet that they ended
-        while client.statistics()["chain_room"]["running"] and time.monotonic() < give_up_at:
-            time.sleep(0.05)
+        until("the server knows that they ended", lambda: not client.statistics()["chain_room"]["running"])
     workplace.open_gate()
     with served.client() as client:
         np.testing.assert_array_equal(4 * X["x"], np.array(client.infer("twice", X)["y"]).reshape(3, 2))
