@@ -234,7 +234,7 @@ class ClientPort:
             case Ask():
                 self._ask(session, entry, now)
             case AsksFirst():
-                self._asks_first(session)
+                self._asks_first(session, now)
             case StatisticsRequest():
                 if self._socket.is_admin(peer):
                     self._ask_for_statistics(session)
@@ -251,7 +251,8 @@ class ClientPort:
             case RunsAlone():
                 self._dispatcher.lone_run_known(session, entry.sequence, now)
             case Credit():
-                session.clock.repeated()
+                if session.clock.repeated() and entry != self._window_of(session):
+                    self._tell_window(session, now)  # which has changed since
             case _:
                 self.outgoing.refuse(peer, f"unexpected {type(entry).__name__}", now)
 
@@ -408,15 +409,15 @@ class ClientPort:
             return 0
         return grant.nbytes
 
-    def _asks_first(self, session: ClientSession) -> None:
+    def _asks_first(self, session: ClientSession, now: float) -> None:
         """Tell a client which requests to ask for. Smaller ones have a window that it shares with others like it."""
         self.sessions.asks_first(session)
         bounds = GrantBounds(unasked_bytes=UNASKED_BYTES, most_bytes=self.sessions.room.largest)
         self.outgoing.say(session, bounds)
-        if not self._change_windows() and self._asker_window is not self._window:
-            self.outgoing.say(session, self._asker_window)
+        if not self._change_windows(now) and self._asker_window is not self._window:
+            self._tell_window(session, now)
 
-    def _change_windows(self) -> bool:
+    def _change_windows(self, now: float) -> bool:
         """Tell all clients that ask first their new window, if their number has changed it."""
         nbytes = self.sessions.asker_window_bytes
         if nbytes == self._asker_window.window_bytes:
@@ -424,8 +425,16 @@ class ClientPort:
         self._asker_window = Credit(window_requests=self._window.window_requests, window_bytes=nbytes)
         for session in self.sessions:
             if session.asks_first:
-                self.outgoing.say(session, self._asker_window)
+                self._tell_window(session, now)
         return True
+
+    def _tell_window(self, session: ClientSession, now: float) -> None:
+        """Tell a client its window, which it repeats with its clock; until it has, it is told no other one."""
+        if session.clock.ask(now):
+            self.outgoing.say(session, self._window_of(session))
+
+    def _window_of(self, session: ClientSession) -> Credit:
+        return self._asker_window if session.asks_first else self._window
 
     def _ask(self, session: ClientSession, entry: Ask, now: float) -> None:
         """Let a request wait for its grant, or refuse it at once, before its bytes are sent."""
@@ -497,9 +506,8 @@ class ClientPort:
     def _deadline(self, session: ClientSession, remaining_ms: int, now: float) -> float:
         """Return the deadline by the server's clock, counted from sending. Ask for the client's clock if half has passed."""
         deadline = session.clock.sent_at(now) + remaining_ms * 0.001
-        if remaining_ms and deadline - now < remaining_ms * 0.0005 and session.clock.ask(now):
-            # The client answers with its clock, which tells whether it stopped or the message was slow.
-            self.outgoing.say(session, self._asker_window if session.asks_first else self._window)
+        if remaining_ms and deadline - now < remaining_ms * 0.0005:
+            self._tell_window(session, now)  # its clock tells whether it stopped or the message was slow
         return deadline
 
     def _again(self, session: ClientSession, entry: RequestEntry) -> None:
@@ -626,7 +634,7 @@ class ClientPort:
             else:
                 self.outgoing.keep_alive(session)
         self._end_late_grants(now)
-        self._change_windows()
+        self._change_windows(now)
         self.outgoing.count_handshakes(now)
 
     def drain(self) -> None:

@@ -17,8 +17,9 @@ message. A larger value means that the message was delayed by the excess (NTP's 
 time of the fastest message on its way stays unknown.
 
 If the peer's clock stood still, as in a suspended laptop, all its later messages seem delayed. A question corrects this:
-a message that the peer sends after it received our question was sent after the question. The server uses this for its
-clients, and workers use it for the server.
+a message that the peer sends after it received our question was sent after the question. Answers look alike, so whatever
+a peer answers in this way is a question (`Credit`, which a client repeats), and only one is on its way at a time. The
+server uses this for its clients, and workers use it for the server.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ The smallest difference grows by this, or the messages of a slower clock would s
 class PeerClock:
     """A peer's clock as seen from here. Messages of a peer that never sends its time are taken as sent when read."""
 
-    __slots__ = ("_answered", "_asked_at", "_difference_s", "_heard_at", "_sent_at")
+    __slots__ = ("_answered_from", "_asked_at", "_difference_s", "_heard_at", "_sent_at")
 
     def __init__(self) -> None:
         self._difference_s: float | None = None
@@ -99,18 +100,21 @@ class PeerClock:
     def reconnected(self) -> None:
         """Forget the question: it may be lost with the connection."""
         self._asked_at: float | None = None
-        self._answered = False
+        self._answered_from: float | None = None
 
     def ask(self, now: float) -> bool:
-        """Tell whether to ask the peer now to repeat a message. Until it has, it is not asked again."""
+        """Tell whether to ask the peer now, by something that it repeats. Until it has, it is not asked again."""
         if self._asked_at is not None:
             return False
         self._asked_at = now
         return True
 
-    def repeated(self) -> None:
-        """Note that the peer has received the question, so that its next messages were sent after the question."""
-        self._answered = self._asked_at is not None
+    def repeated(self) -> bool:
+        """Note that the peer has received the question: its next messages were sent after it. False if none was asked."""
+        if self._asked_at is None:
+            return False
+        self._answered_from, self._asked_at = self._asked_at, None
+        return True
 
     def heard(self, sent_us: int, now: float) -> None:
         """Note the peer's time of sending, in microseconds, of the message that is being read."""
@@ -119,9 +123,9 @@ class PeerClock:
         if self._difference_s is not None:
             drift_s = DRIFT * max(0.0, now - self._heard_at)
             difference_s = min(difference_s, self._difference_s + drift_s)
-        if self._answered and self._asked_at is not None:
-            difference_s = max(difference_s, self._asked_at - peer_s)
-            self.reconnected()
+        if self._answered_from is not None:
+            difference_s = max(difference_s, self._answered_from - peer_s)
+            self._answered_from = None
         self._difference_s, self._heard_at, self._sent_at = difference_s, now, peer_s + difference_s
 
     @property

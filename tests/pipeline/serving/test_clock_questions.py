@@ -6,10 +6,10 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.entries import Clock, Credit, Failure, ResultEntry
+from tests.entries import AsksFirst, Clock, Credit, Failure, Hello, ResultEntry
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.echo_model import request
-from tests.pipeline.serving.harness import scripted_client
+from tests.pipeline.serving.harness import memory_serving, scripted_client
 from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
@@ -25,8 +25,10 @@ def clock(behind_s: float = 0.0) -> Clock:
 
 
 async def refused(client: RawPeer, sequence: int) -> None:
-    """This request's deadline had passed on its way, as the server believes."""
+    """This request's deadline had passed on its way, as the server believes: it never waits for it."""
+    read_at = trio.current_time()
     failure = await client.hear(Failure)
+    assert read_at == trio.current_time()
     assert (sequence, "deadline_exceeded") == (failure.sequence, failure.code)
 
 
@@ -93,6 +95,27 @@ async def test_a_client_that_repeats_nothing_is_asked_once_in_a_connection() -> 
         assert client.has_heard(Credit)
 
 
+@virtual_time
+async def test_the_repetition_of_an_earlier_credit_is_no_answer_to_a_later_one() -> None:
+    """It was sent before the question, so what was held up behind it does not seem to be sent just now."""
+    slots = ScriptedSlots()
+    async with memory_serving(slots, memory=256 << 20, window_bytes=8 << 20) as running:
+        client = await running.greeted()
+        client.say(AsksFirst(version=1), clock(), request(1, remaining_ms=250))
+        await answered(client, slots, 1)
+        for number in (1, 2):  # the windows shrink when there are three
+            other = running.client()
+            other.say(Hello(client=bytes([number]) * 16, software="other"), AsksFirst(version=1))
+        news = await client.hear(Credit)
+        await trio.sleep(1.0)  # a network holds up all that follows
+        client.say(clock(1.0), request(2, remaining_ms=250))
+        await refused(client, 2)
+        client.say(news, clock(0.9))
+        client.say(clock(0.8), request(3, remaining_ms=250))
+        await refused(client, 3)
+        assert news.window_bytes > (await client.hear(Credit)).window_bytes, "of three clients"
+
+
 @given(
     pauses_s=st.lists(st.floats(0.0, 100.0), max_size=20),
     ways_s=st.lists(st.floats(0.0, 10.0), min_size=21, max_size=21),
@@ -113,7 +136,7 @@ def test_after_a_question_no_message_seems_earlier_than_its_answers_round_trip(
         assert clock.ask(asked_at)
         sent_at = asked_at + way_s / 2  # the answer is sent when the question has arrived
         now = sent_at + way_s / 2
-        clock.repeated()
+        assert clock.repeated()
         clock.heard(round((sent_at - behind_s) * 1e6), now)
         fastest_s = max(fastest_s, way_s)
         seems_s = clock.sent_at(now)
