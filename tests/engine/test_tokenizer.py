@@ -57,7 +57,7 @@ def encode(model: CompiledModel, texts: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {
         name: [array.tolist() for array in unpack(results[name], results[f"{name}.shapes"])] for name in lists
     }
-    return found | {"counts": results["counts"].tolist()}
+    return found | {name: results[name].tolist() for name in ("counts", "uncut")}
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,19 @@ def test_a_long_text_is_an_error_or_cut(tmp_path: Path) -> None:
         encode(refusing, ["hello", "hello world hello", "hello"])
     assert "`truncate: true`" in str(caught.value)
     cutting = compile_model(spec_of(path, max_tokens=4, truncate=True))
-    assert [[2, 5, 3], [2, 5, 6, 3]] == encode(cutting, ["hello", "hello world hello"])["input_ids"]
+    found = encode(cutting, ["hello", "hello world", "hello world hello"])
+    assert [[2, 5, 3], [2, 5, 6, 3], [2, 5, 6, 3]] == found["input_ids"]
+    assert [3, 4, 5] == found["uncut"]
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_a_cut_text_is_told_with_the_tokens_that_it_had(minilm: Path, special: bool) -> None:
+    """As many as the library counts without a cut."""
+    own = {"max_tokens": 7, "truncate": True, "add_special_tokens": special}
+    found = encode(compile_model(spec_of(minilm, **own)), TEXTS)
+    whole = encode(compile_model(spec_of(minilm, add_special_tokens=special)), TEXTS)
+    assert [min(7, count) for count in whole["counts"]] == found["counts"]
+    assert whole["counts"] == found["uncut"] == whole["uncut"]
 
 
 def test_what_is_far_too_long_is_not_encoded_to_its_end(tmp_path: Path) -> None:
@@ -125,7 +137,9 @@ def test_what_is_far_too_long_is_not_encoded_to_its_end(tmp_path: Path) -> None:
         encode(refusing, ["hello", words])
     assert [3] == encode(refusing, ["hello" + " " * (most - 5)])["counts"]
     cutting = compile_model(spec_of(path, max_tokens=4, truncate=True))
-    assert [[2, 5, 5, 3]] == encode(cutting, [words])["input_ids"]
+    found = encode(cutting, [words])
+    assert [[2, 5, 5, 3]] == found["input_ids"]
+    assert found["uncut"] > found["counts"]
     with pytest.raises(InvalidInput, match=f"text 0 has {most + 6} characters"):
         encode(cutting, [spaces + "hello"])
 
@@ -173,7 +187,7 @@ def test_its_ports_are_known(tmp_path: Path) -> None:
     path = write_tokenizer(tmp_path / "t.json")
     model = read_model(ModelSpec(path=path, engine="tokenizer", inputs={"text": InputSpec(at_most_bytes=99)}))
     assert 99 == model.input("text").at_most_bytes
-    assert ["input_ids", "input_ids.shapes", "counts"] == [port.name for port in model.outputs]
+    assert ["input_ids", "input_ids.shapes", "counts", "uncut"] == [port.name for port in model.outputs]
     for ports in ({"inputs": {"words": InputSpec()}}, {"outputs": {"ids": OutputSpec()}}):
         with pytest.raises(SignatureError, match="the ports of a tokenizer are known"):
             read_model(ModelSpec(path=path, engine="tokenizer", **ports))  # type: ignore[arg-type]

@@ -3,11 +3,11 @@
     text    str [texts]      in
     input_ids, and where asked for token_type_ids and attention_mask: a list of i64 [tokens], an array per text
     counts  i64 [texts]      the number of tokens of each text
+    uncut   i64 [texts]      the number of tokens that it would have if none were cut; larger than `counts` where it was
 
-With `pairs`, for models that score pairs of texts, there are two more:
+With `pairs`, for models that score pairs of texts, a row is a text with its query, and there is one more:
 
     query   str [queries]    in: the first text of each pair; one for all texts, one for each, or none
-    uncut   i64 [texts]      the number of tokens that each row would have if none were cut
 
 `properties` has the options: `max_tokens`, `truncate`, `add_special_tokens`, `prompt`, `lower_case`, `pairs`, and the names
 of the lists, `outputs`. The padding and the truncation that a file asks for are switched off: texts of several lengths need
@@ -60,7 +60,7 @@ QUERY = "query"
 COUNTS = "counts"
 """The output with the number of tokens of each text."""
 UNCUT = "uncut"
-"""The output with the number of tokens that each row of a pair would have if none were cut."""
+"""The output with the number of tokens that each text, or pair, would have if none were cut."""
 LISTS = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "attention_mask"}
 """Name of an output -> the attribute of the library's encoding that it is."""
 
@@ -156,7 +156,9 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> HostMod
         return HostModel(
             signature, properties, lambda: PairRequest(signature, tokenizer, options, most, templates)
         )
-    return HostModel(signature, properties, lambda: TokenizerRequest(signature, tokenizer, options, most))
+    return HostModel(
+        signature, properties, lambda: TokenizerRequest(signature, tokenizer, options, most, special)
+    )
 
 
 def _templates(spec: ModelSpec, tokenizer: Any) -> tuple[Template, Template]:
@@ -220,7 +222,7 @@ def _signature(spec: ModelSpec, options: TokenizerOptions) -> ModelSignature:
     if strange := [*(spec.inputs.keys() - names.keys()), *spec.outputs]:
         raise SignatureError(
             f"model {spec.name!r}: the ports of a tokenizer are known: the input {' and '.join(names)}, and as outputs "
-            f"{', '.join(options.outputs)} and {COUNTS}; remove {strange[0]!r}"
+            f"{', '.join(options.outputs)}, {COUNTS} and {UNCUT}; remove {strange[0]!r}"
         )
     inputs = [
         InputPort(
@@ -232,10 +234,7 @@ def _signature(spec: ModelSpec, options: TokenizerOptions) -> ModelSignature:
         for name, shape in names.items()
     ]
     lists = [list_ports(name, "i64", NamedShape.parse("tokens"), "texts") for name in options.outputs]
-    counts = [
-        OutputPort(name, "i64", NamedShape.parse("texts"), Whole())
-        for name in ((COUNTS, UNCUT) if options.pairs else (COUNTS,))
-    ]
+    counts = [OutputPort(name, "i64", NamedShape.parse("texts"), Whole()) for name in (COUNTS, UNCUT)]
     return ModelSignature(spec.name, (*inputs,), (*chain.from_iterable(lists), *counts), spec.strategy)
 
 
@@ -248,12 +247,14 @@ class TokenizerRequest(HostRequest):
         tokenizer: Any,
         options: TokenizerOptions,
         most_characters: int | None,
+        special: int,
     ) -> None:
-        """`most_characters`: of a text that is encoded; None: any number."""
+        """`most_characters`: of a text that is encoded; None: any number. `special`: tokens that the file adds to one."""
         super().__init__(signature)
         self._tokenizer = tokenizer
         self._options = options
         self._most_characters = most_characters
+        self._special = special
 
     def run(self) -> list[Array]:
         """Encode the texts; raises `InvalidInput` for one with too many tokens, `InferenceError` if the library fails."""
@@ -265,13 +266,18 @@ class TokenizerRequest(HostRequest):
         encodings = self._encoded(texts, add_special_tokens=self._options.add_special_tokens)
         counts = np.fromiter(map(len, encodings), np.int64, len(encodings))
         self._check(counts)
+        uncut = counts.copy()
+        if self._options.truncate:
+            for number in np.flatnonzero(counts == self._options.max_tokens).tolist():
+                uncut[number] += sum(len(rest) - self._special for rest in encodings[number].overflowing)
         for number, characters in long.items():
             if counts[number] != self._options.max_tokens:  # what was cut off might have given others
                 raise self._too_long(number, f"{characters} characters")
+            uncut[number] += 1  # for what was cut off
         outputs: list[Array] = []
         for name in self._options.outputs:
             outputs += _packed([getattr(encoding, LISTS[name]) for encoding in encodings], counts)
-        return [*outputs, counts]
+        return [*outputs, counts, uncut]
 
     def _encoded(self, texts: list[str], *, add_special_tokens: bool) -> list[Any]:
         """Return the library's encodings. Raises `InferenceError` if it fails."""
@@ -332,7 +338,7 @@ class PairRequest(TokenizerRequest):
         templates: tuple[Template, Template],
     ) -> None:
         """`templates`: of a text alone, and of a pair."""
-        super().__init__(signature, tokenizer, options, most_characters)
+        super().__init__(signature, tokenizer, options, most_characters, special=0)
         self._alone, self._pair = templates
 
     def run(self) -> list[Array]:

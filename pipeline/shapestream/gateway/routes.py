@@ -412,7 +412,7 @@ class TextRoutes:
 
     async def _embed(self, calls: TextCalls, request: HttpRequest) -> HttpResponse:
         asked = await self._steps.finish_slices(len(request.body), read_embed(request.body))
-        found = await calls.embed(asked.inputs, asked.form, request)
+        found = await calls.embed(asked.inputs, asked.form, request, truncate=asked.truncate)
         written = embed_response(asked, found.vectors, found.request_id)
         return await self._steps.run_slices(found.vectors.nbytes, written)
 
@@ -437,7 +437,7 @@ class TextRoutes:
 
     async def _embed_sparse(self, calls: TextCalls, request: HttpRequest) -> HttpResponse:
         asked = await self._steps.finish_slices(len(request.body), read_embed(request.body))
-        found = await calls.embed_sparse(asked.inputs, request)
+        found = await calls.embed_sparse(asked.inputs, request, truncate=asked.truncate)
         written = embed_sparse_response(found.vectors, found.request_id)
         return await self._steps.run_slices(found.vectors.nbytes, written)
 

@@ -77,23 +77,24 @@ class EmbedRequest:
 
     inputs: Texts | TokenLists
     form: VectorForm
+    truncate: bool | None
+    """False: a text that is too long is refused. Else the tokenizer's settings decide."""
 
 
 def read_embed(body: Buffer) -> Slices[EmbedRequest]:
     """Read the body of a request. Raises `HttpError` for one that is no JSON, and `WrongField`.
 
-    Vectors have length 1 unless `normalize` is false. `truncate` and `truncation_direction` are the tokenizer's settings
-    here, and ignored.
+    Vectors have length 1 unless `normalize` is false.
     """
     content = yield from read_object(body, FEWER_TEXTS)
     return (yield from dropped_after(len(body), content, _embed(content)))
 
 
 def _embed(content: dict[str, Any]) -> Slices[EmbedRequest]:
-    read_flag(content, "truncate")
+    truncate = _truncate(content)
     normalize = read_flag(content, "normalize")
     form = VectorForm(dimensions=read_dimensions(content), normalize=normalize is not False)
-    return EmbedRequest(inputs=(yield from _inputs(content)), form=form)
+    return EmbedRequest(inputs=(yield from _inputs(content)), form=form, truncate=truncate)
 
 
 @value

@@ -131,7 +131,7 @@ class VectorForm:
     """The form in which a caller wants its vectors."""
 
     dimensions: int | None = None
-    """The first numbers of each vector, made a vector of length 1. None: all, as the model gives them."""
+    """The first numbers of each vector, made a vector of length 1, also if they are all. None: as the model gives them."""
     normalize: bool = False
     """True if vectors are made to have length 1."""
 
@@ -185,10 +185,9 @@ def written_rows(
 
 
 def _in_form(part: Matrix, form: VectorForm) -> Matrix:
-    cut = form.dimensions is not None and form.dimensions < part.shape[1]
-    if cut:
+    if form.dimensions is not None:
         part = part[:, : form.dimensions]
-    if cut or form.normalize:
+    if form.dimensions is not None or form.normalize:
         lengths = np.linalg.norm(part, axis=1, keepdims=True)
         part = part / np.maximum(lengths, np.float32(SMALLEST_LENGTH))
     return np.ascontiguousarray(part)

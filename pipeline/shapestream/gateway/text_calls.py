@@ -32,6 +32,7 @@ from shapestream.gateway.text_ports import (
     UNCUT,
     EncoderPorts,
     ScorePorts,
+    TextPorts,
     encoder_ports,
     most_tokens,
     score_ports,
@@ -102,6 +103,16 @@ def _number(request: HttpRequest, header: str) -> int | None:
     return int(text)
 
 
+def _check_cuts(result: Result, with_query: str = "") -> None:
+    """Raise `InvalidRequest` where a text was cut."""
+    kept, uncut = result[TOKENS], result[UNCUT]
+    for index in np.flatnonzero(kept < uncut).tolist():
+        raise InvalidRequest(
+            f"text {index} has {uncut[index]} tokens{with_query}, and the model takes at most {kept[index]} "
+            '("truncate": true cuts it)'
+        )
+
+
 _INTEGER = re.compile("-?[0-9]{1,9}", re.ASCII)
 
 
@@ -114,19 +125,31 @@ class TextCalls:
         self._in_flight = in_flight
         self._service = service
 
-    async def embed(self, inputs: Texts | TokenLists, form: VectorForm, request: HttpRequest) -> Embedded:
-        """Return a vector for each text. Raises `RequestError`."""
+    async def embed(
+        self,
+        inputs: Texts | TokenLists,
+        form: VectorForm,
+        request: HttpRequest,
+        *,
+        truncate: bool | None = None,
+    ) -> Embedded:
+        """Return a vector for each text. Raises `RequestError`, also for one that is too long if `truncate` is false."""
         match inputs:
             case Texts():
-                return await self._embed_texts(inputs, form, request)
+                return await self._embed_texts(inputs, form, request, truncate)
             case TokenLists():
                 return await self._embed_tokens(inputs, form, request)
 
-    async def _embed_texts(self, inputs: Texts, form: VectorForm, request: HttpRequest) -> Embedded:
+    async def _embed_texts(
+        self, inputs: Texts, form: VectorForm, request: HttpRequest, truncate: bool | None
+    ) -> Embedded:
         ports = text_ports(await signature_of(self._client, self._service.name))
+        self._check_tells_cuts(ports, truncate)
         if ports.size is not None:
             check_dimensions(form, ports.size)
         result = await self._infer(self._service.name, {ports.text: inputs.texts}, request)
+        if truncate is False:
+            _check_cuts(result)
         vectors = matrix_of(result[ports.embedding], len(inputs))
         check_dimensions(form, vectors.shape[1])
         return Embedded(
@@ -135,7 +158,9 @@ class TextCalls:
             request_id=result.request_id,
         )
 
-    async def embed_sparse(self, inputs: Texts | TokenLists, request: HttpRequest) -> Embedded:
+    async def embed_sparse(
+        self, inputs: Texts | TokenLists, request: HttpRequest, *, truncate: bool | None = None
+    ) -> Embedded:
         """Return a vector for each text, of which most numbers are 0. Raises `RequestError`."""
         name = self._service.name
         ports = text_ports(await signature_of(self._client, name))
@@ -143,7 +168,10 @@ class TextCalls:
             raise NotGiven(f"{name!r} gives no sparse vectors: it needs an output `{SPARSE}` [texts, size]")
         if isinstance(inputs, TokenLists):
             raise NotGiven("sparse vectors are made of texts only")
+        self._check_tells_cuts(ports, truncate)
         result = await self._infer(name, {ports.text: inputs.texts}, request)
+        if truncate is False:
+            _check_cuts(result)
         return Embedded(
             vectors=matrix_of(result[SPARSE], len(inputs)), tokens=0, request_id=result.request_id
         )
@@ -157,18 +185,23 @@ class TextCalls:
         """Return the scores of each text. Raises `RequestError`; also where there are several, and `only_one` is wanted."""
         name = self._service.name
         ports = score_ports(await signature_of(self._client, name))
-        pairs.check(ports, name)
+        self._check_tells_cuts(ports, pairs.truncate)
         self._check_labels(ports.labels, len(pairs.texts), only_one)
         result = await self._infer(name, {ports.text: pairs.texts, QUERY: pairs.queries}, request)
         logits = matrix_of(result[SCORE], len(pairs.texts))
         self._check_labels(logits.shape[1], len(pairs.texts), only_one)
-        if ports.tells_cuts:
-            pairs.check_cuts(result[TOKENS].tolist(), result[UNCUT].tolist())
+        if pairs.truncate is False:
+            _check_cuts(result, " with its query" if pairs.queries else "")
         return Scored(
             logits=logits,
             tokens=int(np.sum(result[TOKENS])) if ports.counts_tokens else 0,
             request_id=result.request_id,
         )
+
+    def _check_tells_cuts(self, ports: TextPorts | ScorePorts, truncate: bool | None) -> None:
+        """Raise `NotGiven` where a caller forbids that texts are cut, and the model does not tell whether it does."""
+        if truncate is False and not ports.tells_cuts:
+            raise NotGiven(f'{self._service.name!r} does not tell whether it cuts texts: send no "truncate"')
 
     def _check_labels(self, labels: int | None, texts: int, only_one: bool) -> None:
         if labels is None:

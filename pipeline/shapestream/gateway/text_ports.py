@@ -33,7 +33,7 @@ QUERY = "query"
 SCORE = "score"
 """Its output, with a number for each label and text."""
 UNCUT = "uncut"
-"""Its output with the number of tokens that each text, with its query, would have if none were cut."""
+"""The output with the number of tokens that each text, with its query, would have if none were cut."""
 IDS = "input_ids"
 """The encoder's input, and the tokenizer's output, with the numbers of tokens."""
 FILLED = {"attention_mask": 1, "token_type_ids": 0}
@@ -58,6 +58,8 @@ class TextPorts:
     size: int | None
     """Numbers of a vector; None where the signature does not tell."""
     counts_tokens: bool
+    tells_cuts: bool
+    """True if it has the output `uncut`."""
     is_sparse: bool
 
 
@@ -75,6 +77,7 @@ def text_ports(signature: ModelSignature) -> TextPorts:
         element_type=output.element_type,
         size=None if last.is_dynamic else last.minimum,
         counts_tokens=TOKENS in names,
+        tells_cuts=TOKENS in names and UNCUT in names,
         is_sparse=SPARSE in names,
     )
 

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from shapestream.errors import InvalidRequest, TooLarge
-from shapestream.gateway.errors import EmptyList, NotGiven, UnusableVectors, WrongField
+from shapestream.errors import TooLarge
+from shapestream.gateway.errors import EmptyList, UnusableVectors, WrongField
 from shapestream.gateway.json_text import type_name
 from shapestream.gateway.text_bodies import MOST_TEXTS, Matrix
-from shapestream.gateway.text_ports import ScorePorts
 from shapestream_engine.layout import value
 
 MOST_SCORES = 65_536
@@ -33,21 +32,6 @@ class Pairs:
     texts: Sequence[str]
     truncate: bool | None = None
     """False: what is too long is refused. Else the tokenizer's settings decide."""
-
-    def check(self, ports: ScorePorts, name: str) -> None:
-        """Raise `NotGiven` where a model cannot tell what the caller wants to know."""
-        if self.truncate is False and not ports.tells_cuts:
-            raise NotGiven(f'{name!r} does not tell whether it cuts texts: send no "truncate"')
-
-    def check_cuts(self, tokens: Sequence[int], uncut: Sequence[int]) -> None:
-        """Raise `InvalidRequest` where a text was cut, and may not be."""
-        for index, (kept, all_of_it) in enumerate(zip(tokens, uncut, strict=True)):
-            if self.truncate is False and kept < all_of_it:
-                with_query = " with its query" if self.queries else ""
-                raise InvalidRequest(
-                    f"text {index} has {all_of_it} tokens{with_query}, and the model takes at most {kept} "
-                    '("truncate": true cuts it)'
-                )
 
 
 def read_text(content: dict[str, Any], field: str) -> str:

@@ -673,17 +673,13 @@ def _chain(name: str, lists: list[str], *, most_tokens: int, of_pairs: bool) -> 
         "at_most_bytes": min(64 << 20, AT_MOST_TEXTS * most_tokens * 8 * len(lists)),
     }
     inputs = ["text", "query"] if of_pairs else ["text"]
-    outputs = (
-        {"score": f"classify.{LOGITS}", "tokens": "tokenise.counts", "uncut": "tokenise.uncut"}
-        if of_pairs
-        else {"embedding": f"embed.{POOLED}", "tokens": "tokenise.counts"}
-    )
+    answer = {"score": f"classify.{LOGITS}"} if of_pairs else {"embedding": f"embed.{POOLED}"}
     tokenise = {"name": "tokenise", "model": f"{name}.tokens", "in": {port: port for port in inputs}}
     return {
         "name": name,
         "inputs": {port: f"tokenise.{port}" for port in inputs},
         "stages": [tokenise, encode],
-        "outputs": outputs,
+        "outputs": {**answer, "tokens": "tokenise.counts", "uncut": "tokenise.uncut"},
     }
 
 

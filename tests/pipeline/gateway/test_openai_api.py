@@ -143,12 +143,16 @@ def test_an_answer_has_each_vector_at_its_index(rows: int, encoding: str) -> Non
 
 
 def test_fewer_dimensions_are_a_vector_of_length_1() -> None:
-    """And all of them the model's own."""
+    """So are all of them where they are asked for; else the vector is the model's own."""
     vectors = np.array([[3, 4, 12]], np.float32)
     cut = at_once(embeddings_response(at_once(read_request(body(dimensions=2))), vectors, 0, "i"))
     np.testing.assert_allclose([0.6, 0.8], content_of(cut)["data"][0]["embedding"], rtol=1e-6)
     whole = at_once(embeddings_response(at_once(read_request(body(dimensions=3))), vectors, 0, "i"))
-    assert [3, 4, 12] == content_of(whole)["data"][0]["embedding"]
+    np.testing.assert_allclose(
+        [3 / 13, 4 / 13, 12 / 13], content_of(whole)["data"][0]["embedding"], rtol=1e-6
+    )
+    own = at_once(embeddings_response(at_once(read_request(body())), vectors, 0, "i"))
+    assert [3, 4, 12] == content_of(own)["data"][0]["embedding"]
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,14 @@ def content_of(response: Any) -> Any:
 
 
 def test_a_request_to_embed_is_read() -> None:
-    """Vectors have length 1 unless that is not wanted; what the tokenizer decides is taken, and ignored."""
-    asked = at_once(read_embed(body(truncate=True, truncation_direction="left", prompt_name=None)))
-    assert (Texts(texts=("a",)), VectorForm(normalize=True)) == (asked.inputs, asked.form)
+    """Vectors have length 1 unless that is not wanted; texts may be cut, or not, as the tokenizer has it or as is said."""
+    asked = at_once(read_embed(body(truncate=True, truncation_direction="right", prompt_name=None)))
+    assert (Texts(texts=("a",)), VectorForm(normalize=True), True) == (
+        asked.inputs,
+        asked.form,
+        asked.truncate,
+    )
+    assert at_once(read_embed(body(truncate=False, truncation_direction="left"))).truncate is False
     asked = at_once(read_embed(body(inputs=[[1, 2]], normalize=False, dimensions=3)))
     assert isinstance(asked.inputs, TokenLists)
     assert [[1, 2]] == [tokens.tolist() for tokens in asked.inputs.lists]
@@ -69,6 +74,7 @@ def test_a_request_to_tokenise_is_read() -> None:
         (b"{}", '"inputs" is missing'),
         (body(inputs=7), '"inputs" is a text'),
         (body(truncate=1), '"truncate" is true or false'),
+        (body(truncation_direction="left"), "texts are cut at their end here"),
         (body(normalize="no"), '"normalize" is true or false'),
         (body(dimensions=-1), '"dimensions" is an integer'),
         (body(prompt_name="query"), "there are no prompts here"),

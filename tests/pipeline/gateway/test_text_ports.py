@@ -36,7 +36,13 @@ def model(*outputs: OutputPort, inputs: Any = (TEXT,)) -> ModelSignature:
 def test_a_chains_ports() -> None:
     """By their names, and the size of vectors where the signature fixes it."""
     assert TextPorts(
-        text="text", embedding="embedding", element_type="f32", size=4, counts_tokens=True, is_sparse=True
+        text="text",
+        embedding="embedding",
+        element_type="f32",
+        size=4,
+        counts_tokens=True,
+        tells_cuts=True,
+        is_sparse=True,
     ) == text_ports(SENTENCES)
     assert TextPorts(
         text="text",
@@ -44,6 +50,7 @@ def test_a_chains_ports() -> None:
         element_type="f16",
         size=None,
         counts_tokens=False,
+        tells_cuts=False,
         is_sparse=False,
     ) == text_ports(LISTED)
 

@@ -49,6 +49,26 @@ async def test_all_texts_are_one_request_of_the_chain(site: TextSite) -> None:
     assert [tags] == [request.tags for request in site.server.requests]
 
 
+@pytest.mark.parametrize("page", ["/embed", "/embed_sparse", "/"])
+@on_text_site(**BOTH)
+async def test_a_cut_may_be_forbidden(site: TextSite, page: str) -> None:
+    """The text is named with its tokens; where nothing would be cut, nothing is refused."""
+    reply = await site.ask("POST", page, {"inputs": ["a", "b" * 40], "truncate": False})
+    assert (422, "Validation") == (reply.status, reply.content["error_type"])
+    assert "text 1 has 41 tokens, and the model takes at most 12" in reply.content["error"]
+    assert 2 == len(await site.post(page, {"inputs": ["a", "b" * 40]}))
+    assert 1 == len(await site.post(page, {"inputs": "a", "truncate": False}))
+
+
+@on_text_site(tei="listed")
+async def test_a_model_that_hides_its_cuts_cannot_forbid_them(site: TextSite) -> None:
+    """Nothing runs then."""
+    reply = await site.ask("POST", "/embed", {"inputs": "a", "truncate": False})
+    assert (424, "Backend") == (reply.status, reply.content["error_type"])
+    assert "does not tell whether it cuts texts" in reply.content["error"]
+    assert [] == site.server.requests
+
+
 @pytest.mark.parametrize("inputs", [TEXTS, [[1, 2], [3]]], ids=["texts", "tokens"])
 @on_text_site(**BOTH)
 async def test_headers_have_priority_and_deadline(site: TextSite, inputs: Any) -> None:

@@ -54,6 +54,7 @@ SENTENCES = ModelSignature(
     (
         _output("embedding", "f32", f"texts, {SIZE}"),
         _output("tokens", "i64", "texts"),
+        _output("uncut", "i64", "texts"),
         _output("sparse", "f32", "texts, 9"),
     ),
 )
@@ -84,7 +85,7 @@ CLASSES = ModelSignature(
 )
 PAIR_TOKENS = ModelSignature("ranker.tokens", (TEXT, QUERY), (*_list("input_ids", "i64", "tokens"), *COUNTS))
 MOST_TOKENS = 12
-"""Tokens of a row, at most: the ranker cuts longer ones."""
+"""Tokens of a row, at most: longer ones are cut."""
 
 
 def logit(query: str, text: str) -> float:
@@ -152,7 +153,8 @@ class TextSite:
         sparse[:, 4] = 1
         return {
             "embedding": np.array([*map(vector, texts)], np.float32),
-            "tokens": np.array([1 + len(each) for each in texts]),
+            "tokens": np.array([min(MOST_TOKENS, 1 + len(each)) for each in texts]),
+            "uncut": np.array([1 + len(each) for each in texts]),
             "sparse": sparse,
         }
 
