@@ -450,13 +450,17 @@ class ClientReplies:
         return f"<answered {self.client[0].hex()[:12]}: {kept}, all below {self.below}>"
 
 
+def _nbytes(answered: ClientReplies) -> int:
+    return answered.nbytes
+
+
 class KeptReplies:
     """The finished requests of all clients.
 
     Each client keeps its last `max_replies`. With the limit of its unanswered requests as `max_replies`, every reply that
-    the client missed is among them. All clients together keep `max_bytes`; beyond it, the clients with the most bytes lose
-    the older half of theirs, so that no client displaces another's. `max_age_s` is exact to the interval between calls of
-    `expire`.
+    the client missed is among them. All clients together keep `max_bytes`; beyond it, a client with the most bytes loses its
+    oldest ones, as many as the new one needs, so that no client displaces another's. `max_age_s` is exact to the interval
+    between calls of `expire`.
     """
 
     def __init__(self, *, max_bytes: int, max_age_s: float, max_replies: int, now: float) -> None:
@@ -468,6 +472,10 @@ class KeptReplies:
         self._absent: OrderedDict[ClientId, None] = OrderedDict()
         self._holders: dict[ClientReplies, None] = {}
         """The clients with kept replies; the values have no meaning."""
+        self._loser: ClientReplies | None = None
+        """Who had the most bytes when that was asked last, or has more since."""
+        self._loser_keeps = 0
+        """Bytes at which it is asked again: half of what it had. Asking takes as long as a request where there are many."""
         self.nbytes = 0
 
     def __len__(self) -> int:
@@ -512,7 +520,7 @@ class KeptReplies:
         if len(answered.replies) > self._max_replies:
             self._drop_oldest(answered)
         if self.nbytes > self._max_bytes:
-            self._make_room()
+            self._make_room(answered)
 
     def drop(self, answered: ClientReplies) -> None:
         """Drop all replies to a client that said goodbye: it will not ask for them. Their numbers stay known."""
@@ -531,17 +539,17 @@ class KeptReplies:
             if not answered.replies and not answered.below:
                 self._forget(answered.client)
 
-    def _make_room(self) -> None:
-        """Halve the replies of clients, those with the most bytes first, until an eighth of the room is free.
-
-        So this is rare: sorting 1000 clients takes longer than serving a request.
-        """
-        for holder in sorted(self._holders, key=lambda holder: holder.nbytes, reverse=True):
-            if self.nbytes <= self._max_bytes - self._max_bytes // 8:
-                break
-            half = holder.nbytes // 2
-            while holder.nbytes > half:
-                self._drop_oldest(holder)
+    def _make_room(self, newest: ClientReplies) -> None:
+        """Drop no more than the newest reply needs, so that no turn drops thousands of small ones."""
+        while self.nbytes > self._max_bytes:
+            loser = self._loser
+            if loser is None or loser.nbytes <= self._loser_keeps:
+                loser = max(self._holders, key=_nbytes)
+                self._loser, self._loser_keeps = loser, loser.nbytes // 2
+            elif loser.nbytes < newest.nbytes:
+                loser = self._loser = newest
+                self._loser_keeps = newest.nbytes // 2
+            self._drop_oldest(loser)
 
     def _drop_oldest(self, answered: ClientReplies) -> None:
         """Drop the oldest reply of a client. Its number still counts as answered."""
