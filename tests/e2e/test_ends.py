@@ -125,7 +125,7 @@ def test_sigterm_resets_no_connection_and_loses_no_answer(workplace: Any, kept_o
     ):
         assert "keep-alive" == told_by(idle)
         callers = [pool.submit(ask_until_told, port, told.is_set) for _ in range(16)]
-        time.sleep(1.0)
+        until("answers", lambda: count_of(served) >= 200)
         told.set()
         served.send(signal.SIGTERM)
         served.wait_for("gateway leaves")
