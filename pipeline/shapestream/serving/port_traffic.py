@@ -13,7 +13,7 @@ negative: the connection pays that debt in its next turn.
     a mailbox is not empty after its quantum  ─▶ backlogged: one of them is served per turn, in rotation
 
 So a connection with few messages never waits behind a flood of another one, and a turn takes at most about
-TURN + 2 x QUANTUM points, plus one entry. A connection that sends far more than its credit allows is ended by the port.
+TURN + QUANTUM points, plus one entry. A connection that sends far more than its credit allows is ended by the port.
 Messages of one connection keep their order. Nothing is dropped but the messages of connections that were ended.
 
 Sources: M. Shreedhar, G. Varghese, "Efficient fair queuing using deficit round-robin", SIGCOMM 1995; the precedence of
@@ -180,14 +180,15 @@ Item: TypeAlias = Entry | BadEntry | ProtocolError
 """One entry of a connection. A `ProtocolError` stands for an unreadable message, the last one of its connection."""
 
 QUANTUM = 64
-"""Points that a connection gets per turn. An admitted request costs one: a usual stream has 64 in flight."""
+"""Points that a connection gets per turn. An admitted request costs one: a usual stream has 64 in flight. Half as many cut its
+batches in two: 17 % fewer tiny requests per second."""
 DEAR = 4
 """Points of an entry that no credit limits: refused and repeated requests, and entries about a session.
 
 Sixteen of them, the most of one connection in a turn, take 1 to 2 ms.
 """
-TURN = 2 * QUANTUM
-"""Points after which no further fresh connection is served in a turn."""
+TURN = QUANTUM
+"""Points of all fresh connections together in a turn; as many again are for one of the others."""
 FRAMES_PER_POINT = 32
 """Frames of a message per extra point; each message costs one point besides.
 
@@ -351,18 +352,18 @@ class Inbox:
                 self._receiver.cut_off(peer, why, now)
         left = TURN
         while fresh and left > 0:
-            left -= self._serve(fresh.popleft(), now)
+            left -= self._serve(fresh.popleft(), now, left)
         if self._backlogged:
             self._serve(self._backlogged.popleft(), now)
         self._receiver.end_turn(now)
 
-    def _serve(self, mailbox: _Mailbox, now: float) -> int:
-        """Serve a connection until its balance is spent; what remains waits for another turn.
+    def _serve(self, mailbox: _Mailbox, now: float, most: int = QUANTUM) -> int:
+        """Serve a connection until its balance is spent; what remains waits for another turn. `most`: points that it gets.
 
         Returns the points that were spent.
         """
         serve, peer = self._receiver.serve, mailbox.peer
-        balance = full = mailbox.balance + QUANTUM
+        balance = full = mailbox.balance + most
         while balance > 0:
             items = mailbox.items
             if items is None:
