@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import structlog.testing
@@ -28,6 +29,7 @@ from tests.pipeline.serving.harness import memory_serving
 from tests.pipeline.serving.raw_peer import hello_of
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
+from shapestream.serving.port_traffic import QUANTUM, TURN
 from shapestream.transport.memory import memory_server
 from shapestream.wire.codec import encode
 from shapestream_engine.layout import Buffer
@@ -36,7 +38,7 @@ CLIENT = b"c" * 16
 FLOODING = b"f" * 16
 MESSAGE = 256
 """Entries of a full message."""
-MOST_AT_ONCE = 64
+MOST_AT_ONCE = 96
 """Replies that a flood may get before an honest client that asks beside it gets its own: those of a few turns."""
 
 Flood = Callable[[int], list[Entry]]
@@ -94,6 +96,37 @@ async def test_each_of_many_floods_waits_for_the_others_and_an_honest_client_for
         assert 32 * MESSAGE >= sum([len(peer.heard) for peer in floods])
         slots.finish(batch)
         await honest.hear(ResultEntry)
+
+
+class ArrivalsOfTurns(trio.abc.Instrument):
+    """The most requests that arrived in one turn of the event loop, by the server's log."""
+
+    def __init__(self, logged: list[Any]) -> None:
+        self._logged = logged
+        self._seen = self.most = 0
+
+    def before_io_wait(self, timeout: float) -> None:
+        """End a turn."""
+        arrived = sum("request arrived" == line["event"] for line in self._logged)
+        self.most = max(self.most, arrived - self._seen)
+        self._seen = arrived
+
+
+@virtual_time
+async def test_a_turn_of_the_event_loop_has_one_turn_of_a_port() -> None:
+    """Requests that many connections sent at once are admitted in several, half of them of connections that are new."""
+    clients, each = 16, 100
+    with structlog.testing.capture_logs() as logged:
+        async with memory_serving(ScriptedSlots()) as running:
+            peers = [await running.greeted(bytes([number + 1]) * 16) for number in range(clients)]
+            turns = ArrivalsOfTurns(logged)
+            trio.lowlevel.add_instrument(turns)
+            for peer in peers:
+                peer.say(*[request(number) for number in range(each)])
+            await trio.testing.wait_all_tasks_blocked()
+            trio.lowlevel.remove_instrument(turns)
+    assert clients * each == sum("request arrived" == line["event"] for line in logged)
+    assert QUANTUM <= turns.most <= TURN + QUANTUM
 
 
 @virtual_time
