@@ -231,3 +231,31 @@ def test_each_list_comes_back_as_it_was(given_list: tuple[int, list[Array]]) -> 
     assert same(arrays, back)
     assert not any(each.flags.writeable for each in back)
     assert all(np.shares_memory(each, elements) for each in back if each.size)
+
+
+@given(st.lists(st.lists(st.integers(0, 4), min_size=2, max_size=2), min_size=32, max_size=80))
+def test_many_arrays_are_found_as_few_are(shapes: list[list[int]]) -> None:
+    """By NumPy, at once: the same views as of each list of one."""
+    elements = np.arange(sum(a * b for a, b in shapes), dtype=np.int32)
+    begin, expected = 0, []
+    for a, b in shapes:
+        expected += unpack(elements[begin : begin + a * b], np.array([[a, b]]))
+        begin += a * b
+    assert same(expected, unpack(elements, np.array(shapes)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ([-1, 1], "array 40 of the list has the shape"),
+        ([1, 2], "a list of 50 arrays of 204 bytes came with 200 bytes"),
+        ([2**62, 0], "a list of 50 arrays of 196 bytes came with 200 bytes"),
+        ([2**62, 4], "needs more than"),
+    ],
+)
+def test_a_wrong_shape_among_many_is_named(shape: list[int], words: str) -> None:
+    """As among few; sizes may be as large as a tensor tells them."""
+    shapes = [[1, 1]] * 50
+    shapes[40] = shape
+    with pytest.raises(ShapeError, match=words):
+        unpack(np.zeros(50, np.int32), np.array(shapes))

@@ -180,8 +180,8 @@ Item: TypeAlias = Entry | BadEntry | ProtocolError
 """One entry of a connection. A `ProtocolError` stands for an unreadable message, the last one of its connection."""
 
 QUANTUM = 64
-"""Points that a connection gets per turn. An admitted request costs one: a usual stream has 64 in flight. Half as many cut its
-batches in two: 17 % fewer tiny requests per second."""
+"""Points that a connection gets per turn. An admitted request costs one: a usual stream has 64 in flight. Half as many cut
+its batches in two: 17 % fewer tiny requests per second."""
 DEAR = 4
 """Points of an entry that no credit limits: refused and repeated requests, and entries about a session.
 

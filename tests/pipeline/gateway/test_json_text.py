@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from shapestream.gateway import json_text
 from shapestream.gateway.json_text import (
+    DROPPED_CONTAINER,
     MOST_CONTAINERS,
     MOST_JSON_BYTES,
     MOST_MEMBERS,
@@ -176,6 +177,23 @@ def test_no_slice_drops_much(kind: str) -> None:
         assert left - now <= 2 * SLICE_NUMBERS
         left = now
     assert not value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" + b",".join([b"[]"] * 49_000) + b"]",
+        b"[" + b",".join([b'{"a":1}'] * 49_000) + b"]",
+        b"{" + b",".join(b'"%d":[1]' % number for number in range(49_000)) + b"}",
+    ],
+    ids=["lists", "objects", "members"],
+)
+def test_containers_count_for_more_than_numbers(text: bytes) -> None:
+    """Each takes longer than the numbers in it."""
+    value = orjson.loads(text)
+    containers = [each for each in elements(value) if isinstance(each, list | dict)]
+    assert sum(1 for _ in dropped(value)) >= len(containers) * DROPPED_CONTAINER // SLICE_NUMBERS
+    assert not any(containers)
 
 
 def test_what_a_reader_refuses_is_dropped_in_slices() -> None:
