@@ -44,22 +44,34 @@ def pack(element_type: str, array: Array) -> tuple[Sizes, bytes]:
 
     A `str` may have no lone surrogate, since UTF-8 has none.
     """
-    elements = [_encoded(element_type, index, each) for index, each in enumerate(array.ravel().tolist())]
+    elements = array.ravel().tolist()
+    _check_elements(element_type, elements)
+    if element_type == "str":
+        text = "".join(elements)
+        contents = text.encode() if text.isascii() else b"".join(elements := _encoded(elements))
+    else:
+        contents = b"".join(elements)
     lengths = np.fromiter(map(len, elements), LENGTH, len(elements))
-    contents = b"".join(elements)
     return (*array.shape, len(contents)), lengths.tobytes() + contents
 
 
 def unpack(element_type: str, shape: Sizes, buffer: Any) -> Array:
     """Return the elements as an array of objects; raises `ShapeError` where `check` does."""
     contents, lengths = _parts(shape, buffer)
-    array = np.empty(len(lengths), object)
-    try:
-        for index, (begin, end) in enumerate(pairwise(accumulate(lengths.tolist(), initial=0))):
-            element = contents[begin:end]
-            array[index] = str(element, "utf-8") if element_type == "str" else bytes(element)
-    except UnicodeDecodeError as error:
-        raise ShapeError(f"element {index} is no UTF-8: {error.reason}") from None
+    places = pairwise(accumulate(lengths.tolist(), initial=0))
+    elements: Sequence[str | bytes]
+    if element_type == "bytes":
+        elements = [bytes(contents[begin:end]) for begin, end in places]
+    else:
+        check(element_type, shape, buffer)
+        whole = bytes(contents)
+        if whole.isascii():
+            text = str(whole, "ascii")
+            elements = [text[begin:end] for begin, end in places]
+        else:
+            elements = [str(whole[begin:end], "utf-8") for begin, end in places]
+    array = np.empty(len(elements), object)
+    array[:] = elements
     return array.reshape(shape[:-1])
 
 
@@ -84,8 +96,7 @@ def as_strings(element_type: str, value: Any) -> Array:
     if array.dtype.kind not in _KINDS:
         raise ElementTypeError(f"elements are {element_type}, not {array.dtype}")
     objects = array if array.dtype == object else array.astype(object)
-    for index, element in enumerate(objects.ravel().tolist()):
-        _check_element(element_type, index, element)
+    _check_elements(element_type, objects.ravel().tolist())
     return objects
 
 
@@ -162,20 +173,24 @@ def _ends(lengths: Array) -> Array:
     return np.cumsum(lengths, dtype=np.int64)
 
 
-def _check_element(element_type: str, index: int, element: Any) -> None:
-    if not isinstance(element, str if element_type == "str" else bytes):
-        raise ElementTypeError(
-            f"elements are {element_type}, not {type(element).__name__}, as element {index} is"
-        )
-
-
-def _encoded(element_type: str, index: int, element: Any) -> bytes:
-    _check_element(element_type, index, element)
-    if isinstance(element, str):
-        try:
-            return element.encode()
-        except UnicodeEncodeError as error:
+def _check_elements(element_type: str, elements: Sequence[Any]) -> None:
+    wanted = str if element_type == "str" else bytes
+    if {*map(type, elements)} <= {wanted}:
+        return
+    for index, element in enumerate(elements):
+        if not isinstance(element, wanted):
             raise ElementTypeError(
-                f"element {index} has {error.object[error.start]!r}, a lone surrogate, which is no character"
-            ) from None
-    return bytes(element)
+                f"elements are {element_type}, not {type(element).__name__}, as element {index} is"
+            )
+
+
+def _encoded(elements: Iterable[str]) -> list[bytes]:
+    encoded: list[bytes] = []
+    try:
+        for element in elements:
+            encoded.append(element.encode())
+    except UnicodeEncodeError as error:
+        raise ElementTypeError(
+            f"element {len(encoded)} has {error.object[error.start]!r}, a lone surrogate, which is no character"
+        ) from None
+    return encoded
