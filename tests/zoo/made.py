@@ -1,7 +1,7 @@
 """Models that no wheel holds, written here: a CNN, the same quantized to 8 bits, a detector and a masked text encoder.
 
-Their weights are random. What scikit-learn and LightGBM export comes from `tests/exporters/export.py`. Exports of PyTorch
-itself are missing: they need its download, of 200 MB at least.
+Their weights are random. What scikit-learn and LightGBM export comes from `tests/exporters/export.py`, what PyTorch exports
+from `export_torch.py`, whose files are kept.
 """
 
 from __future__ import annotations

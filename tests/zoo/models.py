@@ -120,6 +120,18 @@ def _text(random: Random) -> Inputs:
     return {"input_ids": random.integers(0, 500, (rows, length)), "attention_mask": mask.astype(np.int64)}
 
 
+def _sized(random: Random) -> Inputs:
+    height, width = (16 * int(size) for size in random.integers(2, 6, 2))
+    return {"image": random.uniform(-1, 1, (1, 3, height, width)).astype(np.float32)}
+
+
+_TORCH = {
+    "cnn": _sized,
+    "detector": _patch,
+    "detector-legacy": _patch,
+    "encoder": _text,
+    "encoder-legacy": _text,
+}
 _RAPID = UNPACKED / "rapidocr_onnxruntime" / "models"
 _SILERO = UNPACKED / "silero_vad" / "data"
 WHEELS = {
@@ -145,5 +157,9 @@ MADE = {
         name: Kept(BUILD / "made" / f"{name}.onnx", request)
         for name, request in zip(WRITERS, (_picture, _picture, _patch, _text), strict=True)
     },
+    **{
+        f"torch-{name}": Kept(Path(__file__).parent / "torch" / f"{name}.onnx", request)
+        for name, request in _TORCH.items()
+    },
 }
-"""Models that were trained or written here; 2 MB together."""
+"""Models that were trained, written or exported here; 2 MB together."""
