@@ -257,9 +257,15 @@ def test_bad_input_leaves_no_memory_and_no_descriptors(served: Any, caller: Call
             assert [2.0, 4.0] == caller.infer()
 
     misuse(60)  # until each thread has met them: malloc keeps something for each
-    before, descriptors = gateway.memory_info().rss, gateway.num_fds()
-    misuse(40)
-    assert gateway.memory_info().rss - before < 48 << 20
+    descriptors = gateway.num_fds()
+
+    def grown() -> int:
+        before = gateway.memory_info().rss
+        misuse(40)
+        return int(gateway.memory_info().rss - before)
+
+    # A leak grows each time. What malloc keeps for one more thread at work grows once.
+    assert any(grown() < 48 << 20 for _ in range(4))
     until("its descriptors", lambda: gateway.num_fds() <= descriptors + 2)
 
 
