@@ -36,6 +36,15 @@ def sleeping(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return x + 1
 
 
+ONCE_S = 0.001
+
+
+def sleeping_once(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The input, after a millisecond."""
+    time.sleep(ONCE_S)
+    return x
+
+
 READ_CALL_S = 0.005
 READ_ROW_S = 0.001
 
