@@ -71,7 +71,7 @@ from shapestream.scheduling.events import (
     SlotsJoined,
     TimePassed,
 )
-from shapestream.scheduling.fairness import QueueRoom
+from shapestream.scheduling.fairness import PATIENCE, QueueRoom
 from shapestream.scheduling.hang_watch import HangLimits, HangWatch
 from shapestream.scheduling.invariants import check
 from shapestream.scheduling.ledger import Ledger
@@ -99,9 +99,10 @@ def _of_its_models(
     """Return the first request of its client, of all models that are `ready`: the model goes that had least of the
     client's time.
 
-    Priorities and ageing count here as between clients. A request of a chain goes before all that are younger than its
-    parent, so that what was begun is finished first; but what costs less and had less time goes before it. So a tokenizer
-    fills the queue of an encoder, whose requests then share calls, and a detector does not hold up an older chain's crops.
+    Priorities and ageing count here as between clients. A later stage of a chain goes before what is younger than its parent,
+    where both are later by what was submitted with them, as in their own models. So what was begun is finished first, a
+    tokenizer fills the queue of an encoder, whose requests then share calls, and a detector does not hold up an older
+    chain's crops.
     """
     best, best_key = request, (request.flow.start_s - request.bonus_s, request.order)
     elder = request if request.arrival.since is not None else None
@@ -115,17 +116,16 @@ def _of_its_models(
         key = (flow.start_s - first.bonus_s, first.order)
         if key < best_key:
             best, best_key = first, key
-        if first.arrival.since is not None and (elder is None or _age(first) < _age(elder)):
+        if first.arrival.since is not None and (elder is None or _begun(first) < _begun(elder)):
             elder = first
-    if elder is None or _age(elder) >= _age(best) or best.share_s < elder.share_s:
-        return best
-    return elder
+    return best if elder is None or _begun(best) <= _begun(elder) else elder
 
 
-def _age(request: Request) -> float:
-    """Return the key that orders requests of one client by age: the arrival of the parent, or its own."""
+def _begun(request: Request) -> float:
+    """Return when a request's parent, or else it itself, arrived, later by the work that was submitted with it."""
     since = request.arrival.since
-    return request.arrived if since is None else since
+    began = request.arrived if since is None else since
+    return began + PATIENCE * request.arrival.submitted * request.share_s
 
 
 class Scheduler:

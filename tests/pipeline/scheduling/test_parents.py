@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.pipeline.scheduling.stage import Stage, table
 
 from shapestream.scheduling.events import BatchFinished, DrainStarted, SlotJoined, TimePassed
@@ -63,21 +64,23 @@ def test_the_oldest_parent_goes_first_within_a_client(make_stage):
     assert mixed not in (["read"] * 3 + ["find"] * 3, ["find"] * 3 + ["read"] * 3)
 
 
-def test_a_cheap_stage_fills_the_queue_of_a_dear_one(make_stage):
-    """What costs less and had less of its client's time goes first, though its chain is younger."""
+@pytest.mark.parametrize(("began", "passes"), [(0.4, True), (1.9, True), (2.1, False)])
+def test_a_cheap_stage_fills_the_queue_of_a_dear_one(make_stage, began, passes):
+    """It goes first though its chain is younger, by at most twice the seconds of what it passes."""
     stage = make_stage()
     stage.model("tokenise", max_batch=1)
     stage.model("embed", max_batch=1)
     costs = {name: table(took_s, 0.0, key=name) for name, took_s in (("tokenise", 0.01), ("embed", 1.0))}
     stage.play(SlotJoined(slot=0, models=frozenset(costs), costs=costs))
     stage.arrive(*[(1, 4)] * 4, model="embed", since=0.0)
-    stage.arrive(*[(1, 4)] * 3, model="tokenise", at=0.5, since=0.4)
+    stage.arrive(*[(1, 4)] * 3, model="tokenise", at=began + 0.1, since=began)
     order = []
     while len(order) < 7:
         started = stage.started[-1]
         order.append("embed" if started.requests[0] <= 4 else "tokenise")
         stage.finish(started, run_s=1.0 if order[-1] == "embed" else 0.01)
-    assert ["embed", *["tokenise"] * 3, *["embed"] * 3] == order
+    cheap, dear = ["tokenise"] * 3, ["embed"] * 3
+    assert ["embed", *(cheap + dear if passes else dear + cheap)] == order
 
 
 def test_no_batch_starts_between_a_batch_and_what_follows_from_it(make_stage):
