@@ -99,8 +99,8 @@ def _of_its_models(
     """Return the first request of its client, of all models that are `ready`: the model goes that had least of the
     client's time.
 
-    Priorities and ageing count here as between clients. A later stage of a chain goes before what is younger than its parent,
-    where both are later by what was submitted with them, as in their own models. So what was begun is finished first, a
+    Priorities and ageing count here as between clients. A later stage of a chain goes before what is younger than its
+    parent, where both are later by what was submitted with them, as in their own models. So what was begun is finished first, a
     tokenizer fills the queue of an encoder, whose requests then share calls, and a detector does not hold up an older
     chain's crops.
     """
