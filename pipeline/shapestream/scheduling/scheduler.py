@@ -100,9 +100,9 @@ def _of_its_models(
     client's time.
 
     Priorities and ageing count here as between clients. A later stage of a chain goes before what is younger than its
-    parent, where both are later by what was submitted with them, as in their own models. So what was begun is finished first, a
-    tokenizer fills the queue of an encoder, whose requests then share calls, and a detector does not hold up an older
-    chain's crops.
+    parent, where both are later by what was submitted with them, as in their own models. So what was begun is finished
+    first, a tokenizer fills the queue of an encoder, whose requests then share calls, and a detector does not hold up
+    an older chain's crops.
     """
     best, best_key = request, (request.flow.start_s - request.bonus_s, request.order)
     elder = request if request.arrival.since is not None else None
