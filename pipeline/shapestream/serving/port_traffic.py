@@ -9,11 +9,12 @@ balance of points. A mailbox that is served gets `QUANTUM` points more, and its 
 positive. Each message and entry has a price in points, about in proportion to its time. The last entry may make the balance
 negative: the connection pays that debt in its next turn.
 
-    a message arrives, its mailbox was empty  ─▶ fresh: all of them are served in this turn, until `TURN` points are spent
+    a message arrives, its mailbox was empty  ─▶ fresh: they are served in order, until `TURN` points of a turn are spent
+    a turn ends within the quantum of a fresh one  ─▶ it is the first fresh one of the next turn, with what is left of it
     a mailbox is not empty after its quantum  ─▶ backlogged: one of them is served per turn, in rotation
 
 So a connection with few messages never waits behind a flood of another one, and a turn takes at most about
-TURN + QUANTUM points, plus one entry. A connection that sends far more than its credit allows is ended by the port.
+TURN + QUANTUM points, plus two entries. A connection that sends far more than its credit allows is ended by the port.
 Messages of one connection keep their order. Nothing is dropped but the messages of connections that were ended.
 
 Sources: M. Shreedhar, G. Varghese, "Efficient fair queuing using deficit round-robin", SIGCOMM 1995; the precedence of
@@ -245,6 +246,8 @@ class _Mailbox:
     """Points of each entry of that message for its unpacking, in addition to the price of its serving."""
     balance: int = 0
     """The debt in points from its last turn, as a negative number; 0 without one."""
+    unspent: int = QUANTUM
+    """Points of its first quantum that it has not spent: it is fresh as long as there are any."""
 
 
 class Inbox:
@@ -267,7 +270,7 @@ class Inbox:
         self._max_bytes = window_bytes + MORE_BYTES
         self._mailboxes: dict[bytes, _Mailbox] = {}
         self._fresh: deque[_Mailbox] = deque()
-        """Mailboxes that were empty before this turn."""
+        """Mailboxes that were empty before this turn, or have not spent their first quantum."""
         self._backlogged: deque[_Mailbox] = deque()
         self.messages = 0
         """Messages read so far."""
@@ -352,7 +355,8 @@ class Inbox:
                 self._receiver.cut_off(peer, why, now)
         left = TURN
         while fresh and left > 0:
-            left -= self._serve(fresh.popleft(), now, left)
+            mailbox = fresh.popleft()
+            left -= self._serve(mailbox, now, min(left, mailbox.unspent))
         if self._backlogged:
             self._serve(self._backlogged.popleft(), now)
         self._receiver.end_turn(now)
@@ -389,10 +393,15 @@ class Inbox:
                 mailbox.items = None
             else:
                 balance -= mailbox.price + serve(peer, item, now)
+        spent = full - balance
         mailbox.balance = balance
+        mailbox.unspent -= spent
         if self._mailboxes.get(peer) is mailbox:  # otherwise it was cut off meanwhile
-            if mailbox.items is not None or mailbox.messages:
-                self._backlogged.append(mailbox)
-            else:
+            if mailbox.items is None and not mailbox.messages:
                 del self._mailboxes[peer]
-        return full - balance
+            elif mailbox.unspent > 0:
+                mailbox.balance = 0  # a debt is in what is unspent
+                self._fresh.appendleft(mailbox)
+            else:
+                self._backlogged.append(mailbox)
+        return spent
