@@ -394,6 +394,8 @@ def _beyond(owner: str, requests: int, nbytes: int) -> str:
 
 OVERHEAD_NBYTES = 512
 """Bytes that each reply counts besides its tensors, for the objects around them."""
+MOST_EXPIRED = 2048
+"""Replies that one call of `expire` drops: in 2 ms, where those of 128 clients took 97 ms. The rest goes with the next."""
 MAX_ABSENT = 4096
 """Remembered clients without a session; beyond it, the client that left first is forgotten."""
 
@@ -460,7 +462,7 @@ class KeptReplies:
     Each client keeps its last `max_replies`. With the limit of its unanswered requests as `max_replies`, every reply that
     the client missed is among them. All clients together keep `max_bytes`; beyond it, a client with the most bytes loses its
     oldest ones, as many as the new one needs, so that no client displaces another's. `max_age_s` is exact to the interval
-    between calls of `expire`.
+    between calls of `expire`, of which each drops at most `MOST_EXPIRED`.
     """
 
     def __init__(self, *, max_bytes: int, max_age_s: float, max_replies: int, now: float) -> None:
@@ -531,9 +533,11 @@ class KeptReplies:
         """Drop the replies that are too old, and forget absent clients without any. Call it once per heartbeat."""
         self._now = now
         oldest = now - self._max_age_s
+        left = MOST_EXPIRED
         for answered in list(self._holders):
-            while answered.replies and next(iter(answered.replies.values())).given_at <= oldest:
+            while left and answered.replies and next(iter(answered.replies.values())).given_at <= oldest:
                 self._drop_oldest(answered)
+                left -= 1
         absent = [self._by_client[client] for client in self._absent]
         for answered in absent:
             if not answered.replies and not answered.below:

@@ -10,6 +10,7 @@ from tests.held import held
 
 from shapestream.serving.sessions import (
     MAX_ABSENT,
+    MOST_EXPIRED,
     OVERHEAD_NBYTES,
     ClientId,
     ClientReplies,
@@ -50,6 +51,12 @@ def keep(kept: KeptReplies, answered: ClientReplies, *sequences: int, nbytes: in
         kept.check_invariants()
 
 
+def keep_many(kept: KeptReplies, answered: ClientReplies, count: int) -> None:
+    """Replies to so many requests."""
+    for sequence in range(count):
+        kept.keep(answered, sequence, (0, QUESTION.layout), GONE)
+
+
 def test_a_reply_is_found_for_the_same_model_and_layout_only() -> None:
     """Another model, or other shapes or types, make it another request."""
     kept = kept_replies()
@@ -76,6 +83,19 @@ def test_what_is_too_old_is_remembered_by_its_number_alone() -> None:
     kept.expire(60.0)
     assert [3] == list(answered.replies)
     assert [True, True, False, True] == [answered.knows(number) for number in (0, 1, 2, 3)]
+
+
+def test_no_heartbeat_drops_more_than_a_few_thousand() -> None:
+    """What is left goes with the next ones, so that no turn of the event loop drops the replies of many clients."""
+    kept = kept_replies(max_bytes=1 << 30, max_age_s=60.0, max_replies=1024)
+    for number in range(5):
+        keep_many(kept, kept.of((bytes([number]) * 16, None)), 1000)
+    counts = []
+    for now in (60.0, 61.0, 62.0):
+        kept.expire(now)
+        kept.check_invariants()
+        counts.append(len(kept))
+    assert [5000 - MOST_EXPIRED, 5000 - 2 * MOST_EXPIRED, 0] == counts
 
 
 def test_a_client_keeps_as_many_as_it_may_have_unanswered() -> None:
@@ -139,7 +159,8 @@ def test_to_drop_a_reply_takes_as_long_however_many_were_dropped_before() -> Non
     answered = kept.of(A)
     for sequence in range(most):
         kept.keep(answered, sequence, (0, EMPTY.layout), GONE)
-    kept.expire(60.0)
+    for _ in range(most // MOST_EXPIRED):
+        kept.expire(60.0)
     kept.check_invariants()
     assert (0, most) == (len(kept), answered.below)
 
