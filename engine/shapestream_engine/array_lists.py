@@ -79,8 +79,9 @@ def places(
     """
     if len(shapes) >= MANY_ARRAYS:
         sizes = np.array(shapes, np.float64).reshape(len(shapes), -1)
-        extents = np.maximum(sizes, 1).prod(axis=1)
-        if (sizes >= 0).all() and extents.sum() * itemsize < MOST_EXACT:
+        with np.errstate(over="ignore"):  # 17 sizes of 2^62 are beyond f64
+            extent = np.maximum(sizes, 1).prod(axis=1).sum() * itemsize
+        if extent < MOST_EXACT and (sizes >= 0).all():
             ends = (sizes.prod(axis=1).cumsum() * itemsize).astype(np.int64).tolist()
             if ends[-1] == nbytes:
                 return list(zip(map(tuple, shapes), [0, *ends[:-1]], ends, strict=True))

@@ -62,14 +62,15 @@ def unpack(element_type: str, shape: Sizes, buffer: Any) -> Array:
     elements: Sequence[str | bytes]
     if element_type == "bytes":
         elements = [bytes(contents[begin:end]) for begin, end in places]
+    elif (whole := bytes(contents)).isascii():
+        text = str(whole, "ascii")
+        elements = [text[begin:end] for begin, end in places]
     else:
-        check(element_type, shape, buffer)
-        whole = bytes(contents)
-        if whole.isascii():
-            text = str(whole, "ascii")
-            elements = [text[begin:end] for begin, end in places]
-        else:
+        try:
             elements = [str(whole[begin:end], "utf-8") for begin, end in places]
+        except UnicodeDecodeError:
+            check(element_type, shape, buffer)  # it names the element
+            raise
     array = np.empty(len(elements), object)
     array[:] = elements
     return array.reshape(shape[:-1])

@@ -259,3 +259,9 @@ def test_a_wrong_shape_among_many_is_named(shape: list[int], words: str) -> None
     shapes[40] = shape
     with pytest.raises(ShapeError, match=words):
         unpack(np.zeros(50, np.int32), np.array(shapes))
+
+
+def test_sizes_beyond_all_numbers_are_refused_without_a_warning() -> None:
+    """Nothing is computed with their product, which is beyond f64."""
+    with pytest.raises(ShapeError, match="needs more than"):
+        unpack(np.zeros(1, np.int32), np.full((40, 20), 2**62))
