@@ -29,6 +29,7 @@ from tests.pipeline.serving.harness import memory_serving
 from tests.pipeline.serving.raw_peer import hello_of
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
+from shapestream.serving.client_port import MOST_ABANDONED
 from shapestream.serving.port_traffic import QUANTUM, TURN
 from shapestream.transport.memory import memory_server
 from shapestream.wire.codec import encode
@@ -98,19 +99,20 @@ async def test_each_of_many_floods_waits_for_the_others_and_an_honest_client_for
         await honest.hear(ResultEntry)
 
 
-class ArrivalsOfTurns(trio.abc.Instrument):
-    """The requests that arrived in each turn of the event loop, by the server's log."""
+class EventsOfTurns(trio.abc.Instrument):
+    """How many events of a name were logged in each turn of the event loop."""
 
-    def __init__(self, logged: list[Any]) -> None:
+    def __init__(self, logged: list[Any], name: str = "request arrived") -> None:
         self._logged = logged
+        self._name = name
         self._seen = 0
         self.counts: list[int] = []
 
     def before_io_wait(self, timeout: float) -> None:
         """End a turn."""
-        arrived = sum("request arrived" == line["event"] for line in self._logged)
-        self.counts.append(arrived - self._seen)
-        self._seen = arrived
+        events = sum(self._name == line["event"] for line in self._logged)
+        self.counts.append(events - self._seen)
+        self._seen = events
 
 
 @virtual_time
@@ -120,7 +122,7 @@ async def test_a_turn_of_the_event_loop_has_one_turn_of_a_port() -> None:
     with structlog.testing.capture_logs() as logged:
         async with memory_serving(ScriptedSlots()) as running:
             peers = [await running.greeted(bytes([number + 1]) * 16) for number in range(clients)]
-            turns = ArrivalsOfTurns(logged)
+            turns = EventsOfTurns(logged)
             trio.lowlevel.add_instrument(turns)
             for peer in peers:
                 peer.say(*[request(number) for number in range(each)])
@@ -140,7 +142,7 @@ async def test_who_finds_a_turn_full_is_the_first_of_the_next() -> None:
             for number, peer in enumerate(floods):
                 peer.say(*[Hello(client=bytes([64 + number]) * 16, software="flood")] * (2 * MESSAGE))
             await floods[0].hear(Welcome)
-            turns = ArrivalsOfTurns(logged)
+            turns = EventsOfTurns(logged)
             trio.lowlevel.add_instrument(turns)
             for peer in honest:
                 peer.say(*[request(number) for number in range(QUANTUM * 5 // 8)])
@@ -149,6 +151,44 @@ async def test_who_finds_a_turn_full_is_the_first_of_the_next() -> None:
     arrived = [index for index, count in enumerate(turns.counts) if count]
     assert len(honest) * (QUANTUM * 5 // 8) == sum(turns.counts)
     assert len(honest) >= arrived[-1] - arrived[0] + 1
+
+
+@virtual_time
+async def test_a_turn_ends_few_sessions_with_many_requests() -> None:
+    """A goodbye costs a point for each request that it abandons, so that a turn serves one of new connections."""
+    clients = 8
+    with structlog.testing.capture_logs() as logged:
+        async with memory_serving(ScriptedSlots()) as running:
+            peers = [await running.greeted(bytes([number + 1]) * 16) for number in range(clients)]
+            for peer in peers:
+                peer.say(*[request(number) for number in range(2 * QUANTUM)])
+            await trio.testing.wait_all_tasks_blocked()
+            turns = EventsOfTurns(logged, "client left")
+            trio.lowlevel.add_instrument(turns)
+            for peer in peers:
+                peer.say(Goodbye())
+            await trio.testing.wait_all_tasks_blocked()
+            trio.lowlevel.remove_instrument(turns)
+            assert 0 == running.server.statistics()["clients"]
+    assert (clients, 1) == (sum(turns.counts), max(turns.counts))
+
+
+@virtual_time
+async def test_a_heartbeat_ends_few_silent_sessions_with_many_requests() -> None:
+    """The others end at the next ones, one after the other."""
+    with structlog.testing.capture_logs() as logged:
+        async with memory_serving(ScriptedSlots(), client_silence_s=3.0) as running:
+            for number in range(4):
+                peer = await running.greeted(bytes([number + 1]) * 16)
+                peer.say(*[request(sequence) for sequence in range(MOST_ABANDONED)])
+            turns = EventsOfTurns(logged, "client left")
+            trio.lowlevel.add_instrument(turns)
+            await trio.sleep(3.5)
+            for _ in range(6):
+                await trio.sleep(1.0)
+            trio.lowlevel.remove_instrument(turns)
+            assert 0 == running.server.statistics()["clients"]
+    assert (4, 1) == (sum(turns.counts), max(turns.counts))
 
 
 @virtual_time
