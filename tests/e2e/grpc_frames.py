@@ -50,6 +50,12 @@ class Frames:
             self._send(DATA, END_STREAM, number, b"\0" + struct.pack(">I", len(data)) + data)
         return number
 
+    def ping(self) -> None:
+        """Pings, and returns when the gateway has answered."""
+        self._send(PING, 0, 0, bytes(8))
+        while self._next()[:2] != (PING, ACK):
+            pass
+
     def ends(self, number: int) -> set[int]:
         """The streams that the gateway has ended, once there are so many."""
         ended: set[int] = set()

@@ -85,7 +85,8 @@ class GrpcLimits:
             ("grpc.keepalive_time_ms", round(self.ping_s * 1000)),
             ("grpc.keepalive_timeout_ms", round(self.ping_s * 1000)),
             ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", round(self.least_ping_s * 1000)),
+            # gRPC's constant for this name has `min_recv_ping` in it, and the name has not. An unknown name is ignored.
+            ("grpc.http2.min_ping_interval_without_data_ms", round(self.least_ping_s * 1000)),
         ]
 
 
