@@ -16,6 +16,7 @@ import psutil
 import pytest
 from tests.e2e.admin import ADMIN, DIALS_IN, METERED, MODELS, connected, get, port_of, scrape
 from tests.e2e.conftest import PATIENCE_S, temporary_workplace, until
+from tests.secret_files import write_secret
 
 from shapestream.errors import ModelError, WorkerLost
 
@@ -200,7 +201,7 @@ def test_a_model_that_was_added_counts_once_it_was_served(workplace: Any) -> Non
 def test_a_token_is_asked_for(module_workplace: Any, wrong: dict[str, str]) -> None:
     """Beyond loopback; without it, health checks say yes or no, and nothing else is told."""
     if not module_workplace.commands:
-        (module_workplace.folder / "token").write_text("secret-word\n")
+        write_secret(module_workplace.folder / "token", "secret-word\n")
         server = "{listen: [ipc://s.sock], admin: {address: 0.0.0.0:0, token_file: token}}"
         module_workplace.serve(MODELS.replace("SERVER", server))
     port = port_of(module_workplace.commands[0])

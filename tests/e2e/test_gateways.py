@@ -20,6 +20,7 @@ import psutil
 import pytest
 from tests.e2e.conftest import alive, until
 from tests.e2e.http_calls import BODY, TIMEOUT_S, ask, infer, port_of
+from tests.secret_files import write_secret
 
 pytestmark = pytest.mark.e2e
 
@@ -66,19 +67,71 @@ def test_a_killed_gateway_costs_its_connections_and_is_started_again(workplace: 
 def test_a_reload_replaces_gateways_and_reads_tokens_again(workplace: Any) -> None:
     """Callers that ask meanwhile, each time on a new connection, notice nothing."""
     tokens = workplace.folder / "tokens"
-    tokens.write_text("shop first\n")
+    write_secret(tokens, "shop first\n")
     served = serve(workplace, f'{{address: "127.0.0.1:0", token_file: "{tokens}"}}')
     port = port_of(served)
     assert 401 == ask(port, "GET", "/v2")[0]
     assert 401 == ask(port, "GET", "/v2", token="second")[0]
     assert (200, {"live": True}) == ask(port, "GET", "/v2/health/live")
     assert [2.0, 4.0] == infer(port, "first")
-    tokens.write_text("shop first\nshop second\n")
+    write_secret(tokens, "shop first\nshop second\n")
     served.send(signal.SIGHUP)
     while not served.events("reload ended"):
         assert [2.0, 4.0] == infer(port, "first")
     assert "ok" == served.events("reload ended")[0]["result"]
     assert [2.0, 4.0] == infer(port, "second")
+
+
+def test_a_reload_takes_no_tokens_that_others_may_read(workplace: Any) -> None:
+    """The gateway that has the old ones goes on, until the file's rights are right again."""
+    tokens = workplace.folder / "tokens"
+    write_secret(tokens, "shop first\n")
+    served = serve(workplace, f'{{address: "127.0.0.1:0", token_file: "{tokens}"}}')
+    port = port_of(served)
+    write_secret(tokens, "shop first\nshop second\n")
+    tokens.chmod(0o444)
+    served.send(signal.SIGHUP)
+    (ended,) = served.wait_for("reload ended")
+    assert "incomplete" == ended["result"]
+    assert "mode 0444 lets others at a token (chmod 600" in served.log.read_text()
+    assert (200, 401) == tuple(ask(port, "GET", "/v2", token=token)[0] for token in ("first", "second"))
+    tokens.chmod(0o400)
+    served.send(signal.SIGHUP)
+    assert "ok" == served.wait_for("reload ended", 2)[1]["result"]
+    assert (200, 200) == tuple(ask(port, "GET", "/v2", token=token)[0] for token in ("first", "second"))
+
+
+def test_secrets_that_others_may_read_end_the_start(workplace: Any) -> None:
+    """`serve` and `check` name each file, its mode and its place in the YAML."""
+    folder = workplace.folder
+    write_secret(folder / "tokens", "shop first\n").chmod(0o644)
+    write_secret(folder / "key.pem", "a key\n").chmod(0o640)
+    if os.geteuid() == 0:  # root's group may read what is root's
+        os.chown(folder / "key.pem", -1, os.getegid() + 1)
+    write_secret(folder / "cert.pem", "a certificate\n")
+    for port, file, mode in (
+        ("http: {address: '127.0.0.1:0', token_file: tokens}", "a token", "0644"),
+        ("grpc: {address: '127.0.0.1:0', token_file: tokens}", "a token", "0644"),
+        ("admin: {address: '127.0.0.1:0', token_file: tokens}", "a token", "0644"),
+        (
+            "http: {address: '127.0.0.1:0', tls: {certificate: cert.pem, key: key.pem}}",
+            "a secret key",
+            "0640",
+        ),
+        (
+            "grpc: {address: '127.0.0.1:0', tls: {certificate: cert.pem, key: key.pem}}",
+            "a secret key",
+            "0640",
+        ),
+    ):
+        served = SERVED.replace("http: HTTP", port).replace("MODEL", "double")
+        config = workplace.write(served)
+        for command in ("serve", "check"):
+            ran = workplace.run(command, str(config))
+            assert (3, True) == (ran.returncode, f"mode {mode} lets others at {file}" in ran.stderr), (
+                ran.stderr
+            )
+            assert "server.yaml:1:" in ran.stderr
 
 
 def test_a_page_of_another_site_is_refused(workplace: Any) -> None:
@@ -174,7 +227,7 @@ def test_a_gateway_that_a_user_starts_serves_another_host(workplace: Any, tmp_pa
         gateway.terminate()
         gateway.stderr.read()
         assert 0 == gateway.wait(TIMEOUT_S)
-    (tmp_path / "tokens").write_text("only-a-name\n")
+    write_secret(tmp_path / "tokens", "only-a-name\n")
     refused = subprocess.run(
         [*command, "--token-file", str(tmp_path / "tokens")], capture_output=True, text=True, check=False
     )

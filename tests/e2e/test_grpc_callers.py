@@ -13,6 +13,7 @@ grpc = pytest.importorskip("grpc", reason="the extra [grpc] is not installed")
 from tests.e2e.conftest import until  # noqa: E402
 from tests.e2e.grpc_calls import SERVICE, TIMEOUT_S, Caller, Written, output_of, request  # noqa: E402
 from tests.e2e.grpc_frames import Frames  # noqa: E402
+from tests.secret_files import write_secret  # noqa: E402
 
 from shapestream.gateway import open_inference_pb2 as protocol  # noqa: E402
 
@@ -52,7 +53,7 @@ SERVED = """\
 def serve(workplace: Any, window_requests: int = 1024) -> Any:
     """A server with a gateway that knows the callers `shop` and `bank`, by `one` and `two`."""
     tokens = workplace.folder / "tokens"
-    tokens.write_text("shop one\nbank two\n")
+    write_secret(tokens, "shop one\nbank two\n")
     text = SERVED.replace("TOKENS", f'"{tokens}"').replace("WINDOW", str(window_requests))
     served = workplace.serve(workplace.write(text))
     served.wait_for("gateways ready")

@@ -18,6 +18,7 @@ from tests.e2e.conftest import alive, until
 
 grpc = pytest.importorskip("grpc", reason="the extra [grpc] is not installed")
 from tests.e2e.grpc_calls import TIMEOUT_S, Caller, Written, output_of, request  # noqa: E402
+from tests.secret_files import write_secret  # noqa: E402
 
 from shapestream.gateway import open_inference_pb2 as protocol  # noqa: E402
 
@@ -125,7 +126,7 @@ def test_a_killed_gateway_costs_its_connections_and_is_started_again(workplace: 
 def test_a_reload_replaces_gateways_and_reads_tokens_again(workplace: Any) -> None:
     """A channel that stays open goes over to the new gateway. gRPC cancels the calls that meet the end of the old one."""
     tokens = workplace.folder / "tokens"
-    tokens.write_text("shop first\n")
+    write_secret(tokens, "shop first\n")
     served = serve(workplace, f'{{address: "127.0.0.1:0", token_file: "{tokens}"}}')
     place = place_of(served)
     with (
@@ -143,7 +144,7 @@ def test_a_reload_replaces_gateways_and_reads_tokens_again(workplace: Any) -> No
         assert protocol.ServerLiveResponse.FromString(stranger.call("ServerLive")).live
         assert protocol.ServerReadyResponse.FromString(stranger.call("ServerReady")).ready
         assert [2.0, 4.0] == known.infer()
-        tokens.write_text("shop first\nshop second\n")
+        write_secret(tokens, "shop first\nshop second\n")
         served.send(signal.SIGHUP)
         met: list[str] = []
         while not served.events("reload ended"):
@@ -300,7 +301,7 @@ def test_a_gateway_that_a_user_starts(workplace: Any) -> None:
 def test_probes_ask_by_the_standard_health_check(workplace: Any) -> None:
     """Without a token; the messages here are bytes. A gateway whose server has gone is alive, and not ready."""
     tokens = workplace.folder / "tokens"
-    tokens.write_text("shop first\n")
+    write_secret(tokens, "shop first\n")
     served = serve(workplace)
     gateway = workplace.start("gateway", served.address, "--grpc", "127.0.0.1:0", "--token-file", str(tokens))
     (ready,) = gateway.wait_for("gateway ready")

@@ -21,6 +21,7 @@ import psutil
 import pytest
 from tests.e2e.admin import ADMIN, METERED, MODELS, connected, get, port_of
 from tests.e2e.conftest import PATIENCE_S, temporary_workplace, until
+from tests.secret_files import write_secret
 
 from shapestream.errors import ModelError
 
@@ -199,7 +200,7 @@ def test_with_a_token_the_page_shows_and_the_events_do_not(
 ) -> None:
     """The page holds no data and asks for the token; names of hosts do not matter then."""
     if not module_workplace.commands:
-        (module_workplace.folder / "token").write_text("secret-word\n")
+        write_secret(module_workplace.folder / "token", "secret-word\n")
         server = "{listen: [ipc://s.sock], admin: {address: 127.0.0.1:0, token_file: token}}"
         module_workplace.serve(MODELS.replace("SERVER", server))
     port = port_of(module_workplace.commands[0])

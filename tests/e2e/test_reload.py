@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.admin import get, port_of
 from tests.e2e.conftest import until
 from tests.e2e.sorter import ask, model
+from tests.secret_files import write_secret
 
 import shapestream
 
@@ -160,7 +161,7 @@ def test_without_a_server_or_an_admin_port_it_says_so(workplace: Any) -> None:
 
 def test_the_token_of_the_admin_port_is_needed(workplace: Any) -> None:
     """As for other changes through the port; SIGHUP needs none, and its result is told as well."""
-    (workplace.folder / "token").write_text("secret-word\n")
+    write_secret(workplace.folder / "token", "secret-word\n")
     server = SERVER.replace("127.0.0.1:0", "{address: 0.0.0.0:0, token_file: token}")
     served = workplace.serve(yaml(model("m"), server=server, workers="    in_process: {slots: 1}\n"))
     port = port_of(served)

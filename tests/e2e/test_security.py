@@ -15,8 +15,7 @@ import pytest
 from tests.e2e.conftest import PATIENCE_S, Served, Workplace, until
 
 from shapestream import DeadlineExceeded, Unavailable, blocking
-from shapestream.errors import ConfigurationError
-from shapestream.transport.curve_keys import KeyPair, new_key_pair, read_key_pair, write_key_pair
+from shapestream.transport.curve_keys import KeyPair, new_key_pair, write_key_pair
 
 pytestmark = pytest.mark.e2e
 
@@ -275,31 +274,3 @@ def test_a_secret_that_others_can_read_is_refused(workplace: Workplace) -> None:
     assert "fsGroup" in said
     checked = workplace.invoke("check", str(workplace.folder / "server.yaml"))
     assert (3, True) == (checked.exit_code, "chmod 600" in checked.stderr)
-
-
-@pytest.mark.parametrize(
-    ("mode", "group", "is_read"),
-    [
-        (0o440, True, True),
-        (0o640, True, True),
-        (0o440, False, False),
-        (0o444, True, False),
-        (0o460, True, False),
-    ],
-)
-def test_a_key_that_a_cluster_mounts_is_read_by_its_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, group: bool, is_read: bool
-) -> None:
-    """A file of root's that the process's own supplementary group may read, and nothing more: so fsGroup mounts a Secret."""
-    secret, _ = write_key_pair(tmp_path, "server", new_key_pair())
-    os.chmod(secret, mode)
-    status = os.stat(secret)
-    if status.st_uid != 0:
-        pytest.skip("only root can make a file of root's")
-    monkeypatch.setattr(os, "getegid", lambda: status.st_gid + 1)
-    monkeypatch.setattr(os, "getgroups", lambda: [status.st_gid + 2, status.st_gid + (0 if group else 3)])
-    if is_read:
-        assert read_key_pair(secret).public
-    else:
-        with pytest.raises(ConfigurationError, match=f"mode {mode:04o} lets others"):
-            read_key_pair(secret)

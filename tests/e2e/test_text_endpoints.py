@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from examples.embeddings.folder import ensure
 from tests.e2e.text_chain import SERVED, TEXTS, expected, tokens, words
+from tests.secret_files import write_secret
 
 pytestmark = pytest.mark.e2e
 
@@ -135,7 +136,7 @@ def test_bodies_that_nobody_should_send(text_server: Any, text: bytes, statuses:
 
 def test_callers_are_asked_for_tokens_but_for_health(workplace: Any) -> None:
     """In the form of each API; a balancer reads health without one."""
-    (workplace.folder / "callers.txt").write_text("shop secret\n")
+    write_secret(workplace.folder / "callers.txt", "shop secret\n")
     served = start(workplace, SERVED.replace('"127.0.0.1:0",', '"127.0.0.1:0", token_file: callers.txt,'))
     for path in ("/health", "/"):
         assert (200, None) == ask(served, "GET", path)

@@ -15,6 +15,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.e2e.admin import port_of
 from tests.e2e.conftest import PATIENCE_S, Served, Workplace, temporary_workplace
+from tests.secret_files import write_secret
 
 from shapestream.errors import ModelError, RequestError
 
@@ -244,7 +245,7 @@ def test_a_page_without_requests_says_how_to_send_one(workplace: Workplace, look
 
 def test_the_token_is_asked_for(workplace: Workplace, look: Open) -> None:
     """A wrong one is refused; the right one is kept for this tab."""
-    (workplace.folder / "token").write_text("secret-word\n")
+    write_secret(workplace.folder / "token", "secret-word\n")
     page = look(port_of(workplace.serve(CONFIG.replace("SERVER", WITH_TOKEN))))
     for word in ("wrong", "secret-word"):
         page.locator("#token").fill(word)

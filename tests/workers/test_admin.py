@@ -84,6 +84,7 @@ def test_a_token_is_one_word(tmp_path: Path, content: bytes) -> None:
     """Anything else in its file ends the start."""
     pytest.importorskip("prometheus_client", reason="the extra [admin] is not installed")
     (tmp_path / "token").write_bytes(content)
+    (tmp_path / "token").chmod(0o600)
     loaded = load(tmp_path, "{admin: {address: 127.0.0.1:0, token_file: token}}")
     with pytest.raises(ConfigurationError, match=r"server\.admin: .*token"):
         open_admin_port(loaded, loaded.settings.server.admin)

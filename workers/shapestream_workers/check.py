@@ -37,7 +37,7 @@ from shapestream_engine.slot import Runner, run_batch
 from shapestream_workers.access import server_security
 from shapestream_workers.advice import PaddingAdvice, SpeedAdvice, advise_padding, advise_speed
 from shapestream_workers.chains import plan_chains, service_problems
-from shapestream_workers.gateways import missing_library
+from shapestream_workers.gateways import missing_library, port_file_problems
 from shapestream_workers.models import (
     model_spec,
     placement_warnings,
@@ -200,6 +200,7 @@ def check_configuration(
         server_security(loaded)
     except ConfigurationError as error:
         report.problems += error.problems
+    report.problems += port_file_problems(loaded)
     models = loaded.settings.models
     trials = {settings.name: _ModelCheck(loaded, settings, beside) for settings in models}
     found = side_by_side(

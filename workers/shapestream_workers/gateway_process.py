@@ -25,7 +25,7 @@ from shapestream.transport.guards import raise_descriptor_limit
 from shapestream.transport.http_listener import listen_at, place_of, reserve_at
 from shapestream.web.tokens import read_tokens
 from shapestream_workers import EXIT_OK
-from shapestream_workers.gateways import BACKLOG
+from shapestream_workers.gateways import BACKLOG, read_tls
 from shapestream_workers.interruption import handed_over
 from shapestream_workers.process import READY_LINE, keep_what_is_loaded
 
@@ -95,18 +95,13 @@ class GatewayRequest:
         """Return a context for TLS, or None. Raises `ConfigurationError` for files that cannot be used."""
         if self.certificate is None or self.certificate_key is None:
             return None
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        try:
-            context.load_cert_chain(self.certificate, self.certificate_key)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigurationError([f"{self.certificate}, {self.certificate_key}: {error}"]) from error
-        return context
+        return read_tls(self.certificate, self.certificate_key)[0]
 
     def tls_files(self) -> tuple[bytes, bytes] | None:
         """Return the secret key and the certificate, or None. Raises `ConfigurationError` where they do not match."""
-        if self.certificate is None or self.certificate_key is None or self.tls_context() is None:
+        if self.certificate is None or self.certificate_key is None:
             return None
-        return self.certificate_key.read_bytes(), self.certificate.read_bytes()
+        return read_tls(self.certificate, self.certificate_key)[1:]
 
     def ready(self, kind: str, address: str) -> None:
         """Say that requests are answered from now on: in the log, and to the server."""

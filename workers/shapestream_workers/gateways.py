@@ -15,14 +15,18 @@ of processes and an extra of its own; and a crash in gRPC's C++ costs no connect
 from __future__ import annotations
 
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from shapestream.errors import ConfigurationError
+from shapestream.secret_files import read_secret
 from shapestream.settings import (
+    AdminSettings,
     GatewaySettings,
     GrpcSettings,
     HttpSettings,
@@ -30,6 +34,8 @@ from shapestream.settings import (
     ServerSettings,
 )
 from shapestream.transport.http_listener import listen_at, place_of, reserve_at
+from shapestream.web.tokens import read_tokens
+from shapestream_engine.files import read_regular
 from shapestream_workers.chains import service_options
 from shapestream_workers.supervisor.core import RestartPolicy
 from shapestream_workers.supervisor.processes import SupervisedProcesses
@@ -38,6 +44,8 @@ BACKLOG = 1024
 """Connections that wait for a gateway, at most."""
 STOP_GRACE_S = 5.0
 """Seconds for a process to end after its requests have: last answers leave, and nothing else is left to do."""
+MAX_TLS_BYTES = 1 << 20
+"""Largest file of a TLS key, or of certificates. A key has some 3 KiB, and a chain of certificates seldom more than 10."""
 
 Kind: TypeAlias = Literal["http", "grpc"]
 LIBRARIES: Mapping[str, Sequence[str]] = {
@@ -63,6 +71,41 @@ def _is_installed(module: str) -> bool:
         return False
 
 
+def read_tls(certificate: Path, key: Path) -> tuple[ssl.SSLContext, bytes, bytes]:
+    """Return a context for TLS, the secret key and the certificate, both in PEM.
+
+    Raises `ConfigurationError` for files that cannot be read, or do not belong together, and for a key that others may
+    read.
+    """
+    secret = read_secret(key, MAX_TLS_BYTES, holds="a secret key")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key)
+        return context, secret, read_regular(certificate, MAX_TLS_BYTES)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigurationError([f"{certificate}, {key}: {error}"]) from error
+
+
+def _read_files(port: AdminSettings | GatewaySettings) -> None:
+    if port.token_file is not None:
+        read_tokens(Path(port.token_file), only="admin" if isinstance(port, AdminSettings) else None)
+    if isinstance(port, GatewaySettings) and port.tls is not None:
+        read_tls(Path(port.tls.certificate), Path(port.tls.key))
+
+
+def port_file_problems(loaded: LoadedSettings) -> list[str]:
+    """Return what is wrong with the files of tokens and of TLS of all ports, each with its line in the YAML."""
+    server = loaded.settings.server
+    problems: list[str] = []
+    for section, port in (("admin", server.admin), ("http", server.http), ("grpc", server.grpc)):
+        try:
+            if port is not None:
+                _read_files(port)
+        except ConfigurationError as error:
+            problems += [loaded.problem(("server", section), text) for text in error.problems]
+    return problems
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayPort:
     """The port of the gateways of one kind, which is taken."""
@@ -76,10 +119,15 @@ class GatewayPort:
 
     @classmethod
     def open(cls, settings: HttpSettings | GrpcSettings, loaded: LoadedSettings) -> GatewayPort:
-        """Take the port. Raises `ConfigurationError` where the address cannot be used, or a library is missing."""
+        """Take the port.
+
+        Raises `ConfigurationError` where the address or a file cannot be used, or a library is missing.
+        """
         kind: Kind = "http" if isinstance(settings, HttpSettings) else "grpc"
         if (missing := missing_library(kind)) is not None:
             raise ConfigurationError([missing])
+        # Each gateway reads them again when it starts: so a reload does, and one that cannot use them replaces none.
+        _read_files(settings)
         if isinstance(settings, HttpSettings):
             taken = listen_at(settings.address, backlog=BACKLOG)
             options = ["--listener", str(taken.fileno()), "--max-connection", str(settings.max_connection_s)]

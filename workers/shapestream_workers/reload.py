@@ -16,12 +16,15 @@ from typing import Any
 
 from shapestream.addresses import reached_from_here
 from shapestream.errors import ConfigurationError, ShapestreamError
+from shapestream.secret_files import read_secret
 from shapestream.settings import load_settings
 
 POLL_S = 0.2
 """Seconds between two questions for the result: a person does not notice them, and they cost a server nothing."""
 ANSWER_S = 5.0
 """Seconds for one answer; the admin port itself gives up its main event loop after 0.8 s."""
+MOST_TOKEN_BYTES = 65536
+"""Largest file of one token: a header that is longer is refused."""
 
 _ADDRESS = re.compile(r"(?P<host>\[[^]]+\]|[^:/\s]+):(?P<port>[0-9]{1,5})")
 
@@ -77,10 +80,10 @@ def admin_port_of(target: str, token_file: Path | None) -> AdminAddress:
 
 
 def _token_in(file: Path) -> str:
-    try:
-        return file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError([f"{file}: {error}"]) from error
+    data = read_secret(file, MOST_TOKEN_BYTES, holds="a token").strip()
+    if not data.isascii():
+        raise ConfigurationError([f"{file}: is not ASCII"])
+    return data.decode()
 
 
 def reload_server(admin: AdminAddress, *, timeout_s: float) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,13 @@ from typing import Any
 import zmq
 
 from shapestream.errors import ConfigurationError
+from shapestream.secret_files import read_secret
+from shapestream_engine.files import read_regular
 
 SECRET_SUFFIX, PUBLIC_SUFFIX = ".secret", ".pub"
 # A key file is 200 bytes long; a much longer file is none, and is not read.
 MAX_FILE_BYTES = 4096
+_ADVICE = "make keys with: shapestream keys new NAME"
 # Keys in one folder, at most: each costs an entry of a look-up table, and a folder with more files holds no keys.
 MAX_KEYS = 65_536
 # Z85 (ZeroMQ's RFC 32): 32 bytes as 40 printable characters.
@@ -86,31 +88,15 @@ def _write(path: Path, mode: int, text: str) -> None:
 def read_key_pair(path: Path) -> KeyPair:
     """Return the pair in a secret file.
 
-    Raises `ConfigurationError` when it cannot be read, when others than its owner may read or change it, and when its
-    halves do not belong together. A group of this process may read a file of root's.
+    Raises `ConfigurationError` as `read_secret` does, and when its halves do not belong together.
     """
-    text, status = _read(path)
-    if status.st_uid not in (os.geteuid(), 0):
-        raise ConfigurationError([f"{path}: belongs to another user (a secret key belongs to who uses it)"])
-    if (mode := stat.S_IMODE(status.st_mode)) & 0o077 and not _is_of_own_group(status):
-        raise ConfigurationError(
-            [
-                f"{path}: mode {mode:04o} lets others at a secret key (chmod 600 {path}; in Kubernetes, a Secret with "
-                f"defaultMode 0440, and fsGroup of the pod)"
-            ]
-        )
-    found = _keys_in(path, text)
+    data = read_secret(path, MAX_FILE_BYTES, holds="a secret key", advice=_ADVICE)
+    found = _keys_in(path, data)
     if "secret" not in found:
         raise ConfigurationError([f"{path}: holds no secret key (name the {SECRET_SUFFIX} file)"])
     if zmq.curve_public(found["secret"].encode()).decode() != found["public"]:
         raise ConfigurationError([f"{path}: its public and its secret key do not belong together"])
     return KeyPair(public=found["public"], secret=found["secret"])
-
-
-def _is_of_own_group(status: os.stat_result) -> bool:
-    """Tell whether a file is root's, and a group of this process only reads it: so Kubernetes mounts a Secret (fsGroup)."""
-    groups = {os.getegid(), *os.getgroups()}
-    return status.st_uid == 0 and status.st_gid in groups and not status.st_mode & 0o037
 
 
 def public_key(text: str) -> str:
@@ -122,7 +108,12 @@ def public_key(text: str) -> str:
 
 def public_key_of(path: Path) -> str:
     """Return the public key in a `.pub` file; raises `ConfigurationError`."""
-    found = _keys_in(path, _read(path)[0])
+    try:
+        data = read_regular(path, MAX_FILE_BYTES)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigurationError([f"{path}: {reason} ({_ADVICE})"]) from error
+    found = _keys_in(path, data)
     if "secret" in found:
         raise ConfigurationError([f"{path}: holds a secret key (name the {PUBLIC_SUFFIX} file)"])
     return found["public"]
@@ -141,28 +132,9 @@ def read_key_folder(folder: Path) -> dict[str, str]:
     return {public_key_of(path): path.stem for path in paths}
 
 
-def _read(path: Path) -> tuple[str, os.stat_result]:
-    try:
-        # Non-blocking: a named pipe in the way must not hold the start for ever.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigurationError([f"{path}: {reason} (make keys with: shapestream keys new NAME)"]) from error
-    try:
-        status = os.fstat(descriptor)  # of the file that is read, whatever the path means a moment later
-        if not stat.S_ISREG(status.st_mode):
-            raise ConfigurationError([f"{path}: is not a file (name the file of the key)"])
-        data = os.read(descriptor, MAX_FILE_BYTES + 1)
-    finally:
-        os.close(descriptor)
-    if len(data) > MAX_FILE_BYTES:
-        raise ConfigurationError([f"{path}: is no key file: longer than {MAX_FILE_BYTES} bytes"])
-    return data.decode("utf-8", "replace"), status
-
-
-def _keys_in(path: Path, text: str) -> dict[str, str]:
-    lines = _LINE.findall(text)
+def _keys_in(path: Path, data: bytes) -> dict[str, str]:
+    lines = _LINE.findall(data.decode("utf-8", "replace"))
     found = dict(lines)
     if "public" not in found or len(found) != len(lines):
-        raise ConfigurationError([f"{path}: is no key file (make keys with: shapestream keys new NAME)"])
+        raise ConfigurationError([f"{path}: is no key file ({_ADVICE})"])
     return found

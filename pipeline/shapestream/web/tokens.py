@@ -11,9 +11,9 @@ from hashlib import sha256
 from pathlib import Path
 
 from shapestream.errors import ConfigurationError
+from shapestream.secret_files import read_secret
 from shapestream.web.messages import HttpError, HttpRequest
 from shapestream.wire.tags import CALLER, can_be_sent, rule_of
-from shapestream_engine.files import read_regular
 
 MAX_FILE_BYTES = 4 << 20
 """Largest file of tokens: of some 40,000 callers."""
@@ -70,13 +70,18 @@ def _digest(token: str) -> bytes:
 
 
 def read_tokens(path: Path, only: str | None = None) -> Tokens:
-    """Read a file of tokens; with `only`, that of the token of this one caller. Raises `ConfigurationError`."""
+    """Read a file of tokens; with `only`, that of the token of this one caller.
+
+    Raises `ConfigurationError` as `read_secret` does, and with every line that cannot be used.
+    """
+    data = read_secret(path, MAX_FILE_BYTES, holds="a token")
     try:
-        text = read_regular(path, MAX_FILE_BYTES).decode()
+        text = data.decode()
         if only is not None and len(text.split()) != 1:
             raise ConfigurationError(["expected a token of one word"])
         return Tokens(text if only is None else f"{only} {text}")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError([f"{path}: {error}"]) from error
+    except UnicodeDecodeError as error:
+        # Its words would show a byte of a token.
+        raise ConfigurationError([f"{path}: is not UTF-8"]) from error
     except ConfigurationError as error:
         raise ConfigurationError([f"{path}: {problem}" for problem in error.problems]) from error

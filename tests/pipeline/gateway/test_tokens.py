@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.secret_files import write_secret
 
 from shapestream.errors import ConfigurationError
 from shapestream.web.messages import HttpError, HttpRequest
@@ -74,7 +75,7 @@ def test_nobody_else_is_let_in(authorization: str | None) -> None:
 def test_a_file_that_cannot_be_used_says_where(tmp_path: Path, text: str, problem: str) -> None:
     """The message never holds a token."""
     path = tmp_path / "tokens"
-    path.write_text(text)
+    write_secret(path, text)
     with pytest.raises(ConfigurationError) as caught:
         read_tokens(path)
     assert [f"{path}: {problem}"] == caught.value.problems

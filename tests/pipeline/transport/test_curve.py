@@ -521,8 +521,8 @@ def test_paths_that_are_no_key_files(tmp_path: Path) -> None:
     secret, _ = write_key_pair(tmp_path, "a", new_key_pair())
     for path, words in (
         (tmp_path / "none", "shapestream keys new"),
-        (tmp_path, "is not a file|directory"),
-        (tmp_path / "pipe", "is not a file"),
+        (tmp_path, "is not a regular file"),
+        (tmp_path / "pipe", "is not a regular file"),
     ):
         with pytest.raises(ConfigurationError, match=words):
             read_key_pair(path)
