@@ -141,6 +141,8 @@ def _measured(
             bench.measure(shapes, share * budget_s)
     finally:
         bench.close()
+    if bench.grown_at is not None:
+        bench.findings.append(f"calls from {bench.grown_at} up are not measured: they take much memory")
     table = replace(empty, points=bench.points())
     seconds = monotonic() - began
     is_complete = bench.has_measured(coarse)
@@ -171,6 +173,8 @@ class CalibrationBench:
         """The shapes that were measured, as they were asked for."""
         self._too_dear: set[tuple[int, ...]] = set()
         """The shapes that were skipped for their time or memory."""
+        self.grown_at: tuple[int, ...] | None = None
+        """The smallest shape that was skipped for memory; larger ones are skipped, too."""
         self._resident = resident_bytes_of(os.getpid())
         self._reports: SimpleQueue[BatchReport] = SimpleQueue()
         pools = {model.signature.name: RequestPool(model, slots)}
@@ -224,14 +228,13 @@ class CalibrationBench:
             if left_s <= 0.0 or self._hangs or self._failures >= MOST_FAILURES:
                 return
             if (
-                prod(sizes) > self._largest[0]
+                not self._is_too_large(sizes)
+                and prod(sizes) > self._largest[0]
                 and resident_bytes_of(os.getpid()) - self._resident > MOST_GROWTH_NBYTES
             ):
-                self.findings.append(f"calls from {sizes} up are not measured: they take much memory")
-                self._too_dear.update(shapes)
-                return
+                self.grown_at = sizes
             # All slots run at once, so a round takes one call's time.
-            if expected_s > self._budget_s * CALL_SHARE:
+            if self._is_too_large(sizes) or expected_s > self._budget_s * CALL_SHARE:
                 self._too_dear.add(sizes)
                 continue
             if (1 + LEAST_ROUNDS) * expected_s > left_s:
@@ -243,6 +246,10 @@ class CalibrationBench:
                 self._failures += 1
                 self._refused.add(sizes)
                 self.findings.append(f"a call of {sizes} is not measured: {failure}")
+
+    def _is_too_large(self, sizes: tuple[int, ...]) -> bool:
+        """Tell whether a call is at least as large as the one before which the process had grown too much."""
+        return self.grown_at is not None and prod(sizes) >= prod(self.grown_at)
 
     def _expected_s(self, elements: int) -> float:
         """Return the expected seconds of a call: linear between the smallest and the largest measured call, steeper

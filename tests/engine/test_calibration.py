@@ -200,7 +200,7 @@ def test_a_process_that_grows_measures_nothing_larger():
     calibration = calibrated(model(function, shape="batch:1..16, seq:1..4096"), max_batch=1)
     assert (1, 1) in sizes_of(calibration)
     assert (1, 4096) not in sizes_of(calibration)
-    assert any("they take much memory" in finding for finding in calibration.findings)
+    assert 1 == sum("they take much memory" in finding for finding in calibration.findings)
     assert len(kept) < 40
 
 
