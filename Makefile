@@ -24,7 +24,7 @@ SMOKE ?=
 # Two more than there are CPUs, at most eight: tests of real processes wait much of their time, and take memory.
 TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 8 : n + 2)))
 
-.PHONY: another-python answers chaos compiled fuzz help demo embeddings mutations ocr peer protos reading test text-peer test-all test-avx2 test-clients test-compiled test-engines test-exporters test-newest-python test-pure test-thorough test-tools zoo zoo-made lint format bench plots soak soak-reloads wheel constraints clean
+.PHONY: another-python answers chaos compiled fuzz help demo embeddings kubernetes kubernetes-rendered mutations ocr peer protos reading test text-peer test-all test-avx2 test-clients test-compiled test-engines test-exporters test-newest-python test-pure test-thorough test-tools zoo zoo-made lint format bench plots soak soak-reloads wheel constraints clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -181,6 +181,19 @@ test-tools: $(READY) ## Run the tests that need a real Prometheus and a real bro
 	@$(PIP) install -c constraints.txt --group browser
 	@$(BIN)/python -m pytest tests/tools/prometheus.py tests/tools/page.py
 
+.venv-kubernetes/.ready: constraints-kubernetes.txt
+	@echo "setting up .venv-kubernetes (once; half a minute)"
+	@$(PYTHON) -m venv .venv-kubernetes
+	@.venv-kubernetes/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -r $<
+	@touch $@
+
+kubernetes: .venv-kubernetes/.ready ## Compare deploy/kubernetes with the schemas of its objects, and with what kubectl renders, if it is there.
+	@.venv-kubernetes/bin/python tests/tools/kubernetes.py
+
+kubernetes-rendered: ## Render deploy/kubernetes anew (needs kubectl).
+	@for rendered in deploy/kubernetes/rendered/*.yaml; do \
+		kubectl kustomize deploy/kubernetes/$$(basename $$rendered .yaml) > $$rendered; done
+
 fuzz: $(READY) ## Fuzz everything that reads bytes from elsewhere (SECONDS=60 for all together; what it learns: build/fuzz).
 	@$(PIP) install -c constraints.txt --group fuzz
 	@$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60)
@@ -263,4 +276,4 @@ constraints: ## Resolve all dependencies anew and pin them.
 	   build/constraints-venv/bin/python -m pip freeze --all --exclude shapestream; } > constraints.txt
 
 clean: ## Remove everything that make has made.
-	@rm -rf $(VENV) .venv-newest .venv-torch .venv-xla .venv-peer $(CLIENTS:%=.venv-client-%) .venv-ocr .venv-protos .venv-exporters .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .venv-newest .venv-torch .venv-xla .venv-peer $(CLIENTS:%=.venv-client-%) .venv-ocr .venv-protos .venv-exporters .venv-kubernetes .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

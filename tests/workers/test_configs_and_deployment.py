@@ -160,6 +160,7 @@ def test_every_command_is_documented() -> None:
     page = (ROOT / "docs" / "cli.md").read_text()
     assert {
         "serve",
+        "serve-folder",
         "worker",
         "check",
         "audit",

@@ -120,6 +120,47 @@ def serve(
     raise typer.Exit(status)
 
 
+@app.command("serve-folder")
+def serve_folder(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The model's.", show_default=False)],
+    name: Annotated[str, typer.Option(help="The model's name for callers.")] = "model",
+    http: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Speak HTTP there.")] = None,
+    grpc: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Speak gRPC there.")] = None,
+    admin: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Health checks, metrics and the page.")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The callers: a line NAME TOKEN for each.")
+    ] = None,
+    security: Annotated[
+        str | None,
+        typer.Option(metavar="network", help="No tokens beyond loopback: the network keeps strangers away."),
+    ] = None,
+) -> None:
+    """Serve the one model in FOLDER over HTTP and gRPC.
+
+    For platforms that mount a model and have no YAML, such as KServe. The model has a worker process, as by default.
+    """
+    with reported():
+        if security not in (None, "network"):
+            raise typer.BadParameter("it is network, or left out", param_hint="--security")
+        from shapestream_workers.model_folder import FolderServer, written
+        from shapestream_workers.serve import run_server
+
+        asked = FolderServer(
+            folder=folder,
+            name=name,
+            http=http,
+            grpc=grpc,
+            admin=admin,
+            token_file=token_file,
+            is_open=security is not None,
+        )
+        with written(asked) as path:
+            status = run_server(_configured(path))
+    raise typer.Exit(status)
+
+
 @app.command()
 def worker(
     config: Config,

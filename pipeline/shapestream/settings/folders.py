@@ -23,15 +23,13 @@ from shapestream.settings.text_folder import (
     unread,
 )
 from shapestream.settings.yaml_source import Location, SourceProblem, YamlSource
-from shapestream_engine.backends.registry import engines_of_path
+from shapestream_engine.backends.registry import ENGINES_OF_SUFFIX, engines_of_path
 from shapestream_engine.errors import ModelLoadError
 from shapestream_engine.files import read_regular
 from shapestream_engine.machine import is_installed
 from shapestream_engine.model_files import MOST_TOKENIZER_BYTES
 from shapestream_engine.port_names import PortNames, port_names
 
-_SUFFIXES = (".xml", ".onnx", ".pt2")
-"""Suffixes of model files."""
 _MOST_BYTES = 4 << 20
 """Largest document beside the tokenizer that is read."""
 
@@ -52,10 +50,10 @@ def expand_folders(source: YamlSource, base: Path, *, files_must_exist: bool) ->
         if folder is None:
             continue
         if not folder.exists():
-            if not files_must_exist and folder.suffix not in _SUFFIXES:
+            if not files_must_exist and folder.suffix not in ENGINES_OF_SUFFIX:
                 _put(source, ("models", index), unread(model["name"], model, str(folder)))
             continue
-        if not _has_text_model(folder):
+        if not has_text_model(folder):
             continue
         made = expand(model["name"], model, read_contents(folder))
         found.append(made)
@@ -86,7 +84,8 @@ def _folder_of(model: Any, base: Path) -> Path | None:
         return None  # the path is checked with the other values
 
 
-def _has_text_model(folder: Path) -> bool:
+def has_text_model(folder: Path) -> bool:
+    """Tell whether a folder has files of a text model."""
     return any((folder / name).exists() for name in (TOKENIZER, CONFIG, MODULES))
 
 

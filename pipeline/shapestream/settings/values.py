@@ -33,6 +33,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 from shapestream.addresses import is_beyond_loopback
 from shapestream.settings.yaml_source import Location
+from shapestream_engine.backends.registry import ENGINES_OF_SUFFIX
 
 Finding: TypeAlias = tuple[Location, str]
 """The place of the key to change, and the problem with its remedy in brackets."""
@@ -230,7 +231,7 @@ def must_be_there(path: Path, kind: Literal["file", "folder"], info: ValidationI
 def _models_in(folder: Path) -> str:
     """Return the end of a hint, `: folder/model.onnx`, for the model files in a folder; empty if there are none."""
     try:
-        found = sorted(path.name for path in folder.iterdir() if path.suffix in (".xml", ".onnx", ".pt2"))
+        found = sorted(path.name for path in folder.iterdir() if path.suffix in ENGINES_OF_SUFFIX)
     except OSError:
         return ""
     return f": {', '.join(str(folder / name) for name in found[:3])}" if found else ""
