@@ -276,3 +276,33 @@ def test_the_image_is_built_from_what_the_ignore_file_lets_through(tmp_path: Pat
     ran = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert 0 == ran.returncode, ran.stdout + ran.stderr
     assert 1 == len(list((tmp_path / "dist").glob("shapestream-*.whl")))
+
+
+def test_the_composition_fits_together() -> None:
+    """As text, since no test starts containers: files that are mounted are there, ports differ, and its server has time."""
+    deploy = ROOT / "deploy"
+    text = (deploy / "compose.yaml").read_text()
+    services = yaml.safe_load(text)["services"]
+    mounted = [
+        volume.split(":")[0]
+        for service in services.values()
+        for volume in service["volumes"]
+        if volume.startswith("./")
+    ]
+    of_the_user = {"./models", "./server.yaml"}
+    assert [] == [name for name in mounted if name not in of_the_user and not (deploy / name).exists()]
+    assert (deploy / "compose.yaml").parent / services["server"]["build"]["context"] == deploy / ".."
+    scraped = yaml.safe_load((deploy / "prometheus" / "compose.yml").read_text())
+    (target,) = scraped["scrape_configs"][0]["static_configs"][0]["targets"]
+    assert f"admin: {target}" in text
+    listens = services["prometheus"]["command"][1].partition("=")[2]
+    assert listens != target
+    (source,) = yaml.safe_load(
+        (deploy / "grafana" / "provisioning" / "datasources" / "prometheus.yaml").read_text()
+    )["datasources"]
+    assert source["url"] == f"http://{listens}"
+    example = "\n".join(line[4:] for line in text.splitlines() if line.startswith(("#   server:", "#   models:")))
+    assert {"server", "models"} == set(yaml.safe_load(example))
+    assert f"stop_grace_period: {services['server']['stop_grace_period']}" in (
+        ROOT / "docs" / "reliability.md"
+    ).read_text()

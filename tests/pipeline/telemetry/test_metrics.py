@@ -59,8 +59,8 @@ def expressions() -> dict[str, str]:
     found: dict[str, str] = {}
     dashboard = json.loads((ROOT / "deploy" / "grafana" / "shapestream.json").read_text())
     for panel in dashboard["panels"]:
-        for target in panel["targets"]:
-            found[f"panel {panel['title']} {target['refId']}"] = target["expr"]
+        for target in panel.get("targets", ()):  # a row has none
+            found[f"panel {panel['id']} {panel['title']} {target['refId']}"] = target["expr"]
     for variable in dashboard["templating"]["list"]:
         found[f"variable {variable['name']}"] = variable["query"]
     for group in yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())["groups"]:
@@ -69,6 +69,17 @@ def expressions() -> dict[str, str]:
         if "rate(" in line or "over_time(" in line:
             found[f"page {line[:40]}"] = line
     return found
+
+
+def test_every_panel_of_the_dashboard_says_what_it_shows() -> None:
+    """And lies in a row; the variables are those that its expressions use."""
+    dashboard = json.loads((ROOT / "deploy" / "grafana" / "shapestream.json").read_text())
+    first, *_ = panels = dashboard["panels"]
+    assert "row" == first["type"]
+    assert [] == [panel["title"] for panel in panels if panel["type"] != "row" and not panel["description"]]
+    assert len(panels) == len({panel["id"] for panel in panels})
+    used = set(re.findall(r"\$\{?([a-z]+)", json.dumps(panels)))
+    assert used == {variable["name"] for variable in dashboard["templating"]["list"]}
 
 
 def test_every_alert_is_tried_with_series_that_exist() -> None:
