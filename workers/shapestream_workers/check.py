@@ -201,7 +201,7 @@ def check_configuration(
     except ConfigurationError as error:
         report.problems += error.problems
     report.problems += port_file_problems(loaded)
-    models = loaded.settings.models
+    models = loaded.settings.first_served()
     trials = {settings.name: _ModelCheck(loaded, settings, beside) for settings in models}
     found = side_by_side(
         models,
@@ -247,7 +247,7 @@ class _ModelCheck:
     def __init__(self, loaded: LoadedSettings, settings: ModelSettings, beside: str) -> None:
         self._loaded = loaded
         self._settings = settings
-        self._place: Location = ("models", loaded.settings.models.index(settings))
+        self._place: Location = loaded.settings.place_of(settings)
         self._beside = beside
         self.problems: list[str] = []
         """Lines that start with file:line:column, as are the warnings."""

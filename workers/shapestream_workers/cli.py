@@ -171,6 +171,9 @@ def worker(
     group: Annotated[
         int, typer.Option(min=0, help="Number of the entry of `workers` to follow, from 0.")
     ] = 0,
+    index: Annotated[
+        int, typer.Option(min=0, help="Number of this worker in that entry, from 0: {index} in its device.")
+    ] = 0,
     name: Annotated[str, typer.Option(help="Name of this worker in logs and timings.")] = "worker",
     admin: Annotated[
         str | None,
@@ -203,7 +206,9 @@ def worker(
         chosen = groups[group] if groups else _only_group(loaded)
         keys = keys_to_show(loaded, address, key, server_key)
         port = None if admin is None else worker_admin(loaded, admin)
-        status = run_worker(loaded, chosen, address, name=name, ready_channel=channel, keys=keys, admin=port)
+        status = run_worker(
+            loaded, chosen, address, name=name, index=index, ready_channel=channel, keys=keys, admin=port
+        )
     raise typer.Exit(status)
 
 

@@ -122,7 +122,7 @@ def costs_of(loaded: LoadedSettings) -> list[CostReport]:
     """
     return [
         report
-        for model in loaded.settings.models
+        for model in loaded.settings.first_served()
         for report in _costs_of(
             loaded,
             model.model_copy(update={"calibration_s": model.calibration_s or DEFAULT_S}),
@@ -142,7 +142,7 @@ def prepare(loaded: LoadedSettings, folder: Path) -> list[CostReport]:
         os.environ[kept.VARIABLE] = str(folder.absolute() / kept.BELOW / kept.NAME)
     return [
         report
-        for model in loaded.settings.models
+        for model in loaded.settings.first_served()
         for slots, threads in processes_of(loaded.settings, model.name)
         for report in _costs_of(loaded, model, slots, threads)
     ]

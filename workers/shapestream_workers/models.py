@@ -209,7 +209,7 @@ def _lines_of(
     loaded: LoadedSettings, model: ModelSettings, judgement: Judgement
 ) -> tuple[list[str], list[str]]:
     """Return the refusals and the warnings, as lines that start with file:line:column."""
-    place = ("models", loaded.settings.models.index(model))
+    place = loaded.settings.place_of(model)
     refused = [loaded.problem((*place, *where), words) for where, words in judgement.refused]
     warnings = [loaded.problem((*place, *where), words) for where, words in judgement.warnings]
     return refused, warnings
@@ -333,7 +333,7 @@ def problem_of(loaded: LoadedSettings, model: ModelSettings, error: EngineError)
             key = ("tokenizer",)
         case ("properties", *rest) if model.tokenizer is not None:
             key = ("tokenizer", *rest)
-    location = ("models", loaded.settings.models.index(model), *key)
+    location = (*loaded.settings.place_of(model), *key)
     return loaded.problem(loaded.source.written(location), str(error))
 
 

@@ -57,10 +57,13 @@ def worker_commands(loaded: LoadedSettings, address: str) -> dict[str, list[str]
     """Return the command line of each worker process: the users' own command, with a parent's options."""
     # -P: a file in the current folder must not shadow a module, which -m alone would allow.
     program = [sys.executable, "-P", "-m", "shapestream_workers", "worker", str(loaded.path.absolute())]
-    return {
-        name: [*program, "--connect", address, "--group", str(number), "--name", name, "--supervised"]
-        for name, number in groups_of_workers(loaded.settings).items()
-    }
+    commands: dict[str, list[str]] = {}
+    for number, group in enumerate(loaded.settings.worker_groups):
+        for index in range(group.count):
+            name = f"w{len(commands)}"
+            place = ["--group", str(number), "--index", str(index)]
+            commands[name] = [*program, "--connect", address, *place, "--name", name, "--supervised"]
+    return commands
 
 
 def groups_of_workers(settings: Settings) -> dict[str, int]:

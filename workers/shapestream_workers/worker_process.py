@@ -96,11 +96,15 @@ def run_worker(
     address: str,
     *,
     name: str,
+    index: int = 0,
     ready_channel: int | None,
     keys: CallerKeys | None = None,
     admin: AdminSettings | None = None,
 ) -> int:
-    """Serve until told to stop, and return the exit status. Raises `ConfigurationError` for unusable models."""
+    """Serve until told to stop, and return the exit status. Raises `ConfigurationError` for unusable models.
+
+    `index`: the number of this process in its group, from 0.
+    """
     keep_freed_memory()
     structlog.contextvars.bind_contextvars(process=name)
     port = open_admin_port(loaded, admin)
@@ -110,7 +114,7 @@ def run_worker(
     processes = sum(other.count for other in loaded.settings.worker_groups)
     cpus = allowed_cpus()
     slots, threads = divide_cpus(cpus.amount, max(1, processes), group.slots, group.threads)
-    own = loaded.settings.models_of(group)
+    own = loaded.settings.models_of(group, index)
     measuring = Measuring.beside(address)
     with port.preparing() if port is not None else nullcontext():
         with measuring.trials():

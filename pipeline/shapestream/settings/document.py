@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
-from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from shapestream.errors import did_you_mean
@@ -27,6 +27,7 @@ from shapestream.settings.values import (
     read_bytes,
     wrong,
 )
+from shapestream.settings.yaml_source import Location
 from shapestream_engine.errors import ModelLoadError
 from shapestream_engine.machine import MAX_SLOTS
 from shapestream_engine.model_files import files_of_model
@@ -98,6 +99,15 @@ class WorkerGroupSettings(ProcessSettings):
     """Number of processes."""
     models: tuple[str, ...] | None = Field(default=None, strict=False, min_length=1)
     """Names of the models that each process serves. Default: all."""
+    device: str | None = Field(default=None, min_length=1)
+    """Device of the models with a `path`; `{index}` is the process's number in this group, from 0. Default: the models'."""
+
+    @field_validator("device")
+    @classmethod
+    def _is_a_device(cls, device: str | None) -> str | None:
+        if device is not None and {"{", "}"} & set(device.replace("{index}", "")):
+            raise wrong(f'{describe(device)} has other braces than {{index}} (write "cuda:{{index}}")')
+        return device
 
 
 class InProcessSettings(ProcessSettings):
@@ -159,11 +169,24 @@ class Settings(Section):
         )
         return self.model_copy(update={"models": models, "workers": self.worker_groups})
 
-    def models_of(self, group: WorkerGroupSettings) -> tuple[ModelSettings, ...]:
-        """Return the models that a group serves."""
-        if group.models is None:
-            return self.models
-        return tuple(model for model in self.models if model.name in group.models)
+    def models_of(self, group: WorkerGroupSettings, index: int = 0) -> tuple[ModelSettings, ...]:
+        """Return the models that a process of a group serves, on its device. `index`: its number in the group, from 0."""
+        served = [model for model in self.models if group.models is None or model.name in group.models]
+        if group.device is None:
+            return tuple(served)
+        device = {"device": group.device.replace("{index}", str(index))}
+        return tuple(model if model.path is None else model.model_copy(update=device) for model in served)
+
+    def first_served(self) -> tuple[ModelSettings, ...]:
+        """Return the models, each as the first process that serves it has it."""
+        placed = {
+            model.name: model for group in reversed(self.worker_groups) for model in self.models_of(group)
+        }
+        return tuple(placed.get(model.name, model) for model in self.models)
+
+    def place_of(self, model: ModelSettings) -> Location:
+        """Return the place of a model in the file, by its name: the process that serves it may have changed the rest."""
+        return ("models", [other.name for other in self.models].index(model.name))
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
