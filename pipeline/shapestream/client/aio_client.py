@@ -15,7 +15,7 @@ from typing import Any
 from shapestream.client.async_face import Client, connecting
 from shapestream.client.calls import connects
 from shapestream.client.connector import Addresses, connector_for
-from shapestream.client.core import Core, CoreThread, Withdraw, software
+from shapestream.client.core import AnyCore, Core, CoreThread, Withdraw, software
 from shapestream.client.session import LinkSettings
 from shapestream.client.tickets import AnyTicket, Question, hand_back
 
@@ -30,6 +30,7 @@ async def connect(
     unavailable_after: float = 60.0,
     key: str | Path | None = None,
     server_key: str | Path | None = None,
+    spread: bool = False,
 ) -> AsyncIterator[Client]:
     """Connect to a server from asyncio code. A thread keeps the connection, so the event loop is never blocked.
 
@@ -44,14 +45,30 @@ async def connect(
         except RuntimeError:  # the loop was closed under us, and its tasks with it
             core.stop()
 
-    core = Core(
-        connector_for(address, key=key, server_key=server_key),
-        software=software("asyncio"),
-        settings=LinkSettings(silence_s=silence, unavailable_after_s=unavailable_after),
-        clock=time.monotonic,
-        deliver=lambda tickets: in_loop(hand_back, tickets),
-        is_abandoned=loop.is_closed,
-    )
+    settings = LinkSettings(silence_s=silence, unavailable_after_s=unavailable_after)
+    core: AnyCore
+    if spread:
+        from shapestream.client.spreading import SpreadCore
+
+        core = SpreadCore(
+            address,
+            software=software("asyncio"),
+            settings=settings,
+            clock=time.monotonic,
+            key=key,
+            server_key=server_key,
+            deliver=lambda tickets: in_loop(hand_back, tickets),
+            is_abandoned=loop.is_closed,
+        )
+    else:
+        core = Core(
+            connector_for(address, key=key, server_key=server_key),
+            software=software("asyncio"),
+            settings=settings,
+            clock=time.monotonic,
+            deliver=lambda tickets: in_loop(hand_back, tickets),
+            is_abandoned=loop.is_closed,
+        )
     thread = CoreThread(core, ended=lambda: in_loop(ended.set))
     thread.start()
     try:
@@ -69,7 +86,7 @@ class _AsyncioCall:
 
     __slots__ = ("_core", "_future", "closed")
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: AnyCore) -> None:
         self.closed = False
         self._core = core
         self._future = asyncio.get_running_loop().create_future()

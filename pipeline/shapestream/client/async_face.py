@@ -29,7 +29,7 @@ from typing import (
 import trio
 
 from shapestream.client.calls import Answered, Asking, Calls
-from shapestream.client.core import Core
+from shapestream.client.core import AnyCore
 from shapestream.client.opened_models import Result
 from shapestream.client.streaming import (
     Item,
@@ -156,7 +156,7 @@ class EventLoop(Protocol):
     def current(self) -> object:
         """Return the running event loop; raises RuntimeError where there is none."""
 
-    def call(self, core: Core) -> AsyncCall:
+    def call(self, core: AnyCore) -> AsyncCall:
         """Make a call of the present task."""
 
     def wakeup(self) -> Wakeup:
@@ -172,7 +172,7 @@ class EventLoop(Protocol):
 class Client(Calls):
     """A connected client, for any number of tasks of one event loop. Made by `connect`."""
 
-    def __init__(self, core: Core, loop: EventLoop) -> None:
+    def __init__(self, core: AnyCore, loop: EventLoop) -> None:
         self._core = core
         self._loop = loop
         self._home = loop.current()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, Unpack,
 
 from shapestream.client.calls import Answered, Asking, Calls, connects
 from shapestream.client.connector import Addresses, connector_for
-from shapestream.client.core import WITHDRAWN, Core, CoreThread, Withdraw, software
+from shapestream.client.core import WITHDRAWN, AnyCore, Core, CoreThread, Withdraw, software
 from shapestream.client.opened_models import Model, Result
 from shapestream.client.session import LinkSettings
 from shapestream.client.streaming import (
@@ -57,18 +57,33 @@ def connect(
     unavailable_after: float = 60.0,
     key: str | Path | None = None,
     server_key: str | Path | None = None,
+    spread: bool = False,
 ) -> Client:
     """Connect to a server from code without an event loop. A thread keeps the connection.
 
     `with` or `close()` ends the client and its unfinished requests, here and at the server. A forked child has no such
     thread: connect there anew.
     """
-    core = Core(
-        connector_for(address, key=key, server_key=server_key),
-        software=software("blocking"),
-        settings=LinkSettings(silence_s=silence, unavailable_after_s=unavailable_after),
-        clock=time.monotonic,
-    )
+    settings = LinkSettings(silence_s=silence, unavailable_after_s=unavailable_after)
+    core: AnyCore
+    if spread:
+        from shapestream.client.spreading import SpreadCore
+
+        core = SpreadCore(
+            address,
+            software=software("blocking"),
+            settings=settings,
+            clock=time.monotonic,
+            key=key,
+            server_key=server_key,
+        )
+    else:
+        core = Core(
+            connector_for(address, key=key, server_key=server_key),
+            software=software("blocking"),
+            settings=settings,
+            clock=time.monotonic,
+        )
     thread = CoreThread(core)
     client = Client(core, thread)
     welcomed = False
@@ -85,7 +100,7 @@ def connect(
 class Client(Calls):
     """A connected client, for any number of threads. Made by `connect`."""
 
-    def __init__(self, core: Core, thread: CoreThread) -> None:
+    def __init__(self, core: AnyCore, thread: CoreThread) -> None:
         self._core = core
         self._thread = thread
         self._owner = partial(_ThreadCall, core)
@@ -212,7 +227,7 @@ class Client(Calls):
             """Never called; `async with` looks for it first."""
 
 
-def _dropped(core: Core, thread: CoreThread) -> None:
+def _dropped(core: AnyCore, thread: CoreThread) -> None:
     """Stop a client that was not closed, and that no reference is left to."""
     if thread.is_alive():
         warnings.warn(
@@ -273,7 +288,7 @@ class _ThreadCall:
 
     __slots__ = ("_asked", "_core", "_unanswered", "_withdrawn", "closed")
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: AnyCore) -> None:
         self.closed = False
         self._core = core
         # Each is set by one thread, and once: the waiting one, and the withdrawing one. One state would take a lock.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Mapping
 from inspect import cleandoc
 from typing import Any, TypeAlias, TypeVar
 
-from shapestream.client.core import Core
+from shapestream.client.core import AnyCore
 from shapestream.client.opened_models import Model, Result
 from shapestream.client.tickets import (
     OpenTicket,
@@ -44,6 +44,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 _COMMON = """\
 Arguments:
     address: `tcp://HOST:PORT` or `ipc://PATH`; or a list of them, for servers of the same models, used in turn.
+    spread: give requests to all servers at a time, each to the one with the least to do for this client. A HOST that is a
+        name stands for all its addresses, and is looked up every 10 s.
     connect_timeout: seconds that a server may take to answer at first.
     silence: seconds without a word after which the client connects anew, and sends unfinished requests again.
     unavailable_after: seconds without any server after which requests fail with `Unavailable`.
@@ -78,7 +80,7 @@ def connects(face: str, library: str = "") -> Callable[[F], F]:
 class Calls:
     """The calls of a connected client. The faces give them their arguments, defaults and types."""
 
-    _core: Core
+    _core: AnyCore
     _owner: Callable[[], Owner]
     """Makes the owner of a call's ticket, by which the caller waits."""
     _check_caller: Callable[[], None]
@@ -133,7 +135,8 @@ class Calls:
         )
         yield ticket
         answer = outcome_of(ticket, Answer)
-        return Result(None, answer, opened.outputs, core.client, request_id, lists=opened.lists)
+        client = ticket.client or core.client
+        return Result(None, answer, opened.outputs, client, request_id, lists=opened.lists)
 
     def _opened(self, model: str, deadline: float | None) -> Asking[Model]:
         self._check_caller()

@@ -25,11 +25,11 @@ import platform
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import TypeAlias, cast
+from typing import Protocol, TypeAlias, cast
 
 import trio
 
@@ -42,7 +42,7 @@ from shapestream.transport.interface import Connection, Message, Wake
 from shapestream.wire.codec import decode, encode, pack_messages
 from shapestream.wire.messages import Entry, RequestEntry, Role
 
-_CLOSED = "the client is closed"
+CLOSED = "the client is closed"
 WITHDRAWN = "the request was withdrawn"
 
 
@@ -154,15 +154,47 @@ class SubmissionQueue:
                         refused.append(closing(item.owner))
                         continue
                     case _ if item.outcome is None:
-                        item.outcome = Cancelled(_CLOSED)
+                        item.outcome = Cancelled(CLOSED)
                 refused.append(item)
         if refused:
             self._deliver(refused)
 
 
+class KnownModels(Protocol):
+    """The opened models by name, for any thread."""
+
+    def get(self, name: str, /) -> Model | None:
+        """Return a model, or None."""
+
+
+class AnyCore(Protocol):
+    """A core as the faces see it: that of one session, or the router of several (`spreading.SpreadCore`)."""
+
+    client: str
+    clock: Callable[[], float]
+    submissions: SubmissionQueue
+
+    @property
+    def models(self) -> KnownModels:
+        """The opened models."""
+
+    @property
+    def window_requests(self) -> int:
+        """Requests that the server takes without an answer."""
+
+    def ask(self, question: Question) -> None:
+        """Post a question from the core's own event loop."""
+
+    def stop(self) -> None:
+        """Make the driver end."""
+
+    def run_in_thread(self) -> None:
+        """Serve in this thread until it is stopped."""
+
+
 def closing(owner: Owner) -> EndTicket:
     """Return the ticket that ends a stream whose client is closed."""
-    return EndTicket(owner, place=-1, outcome=Cancelled(_CLOSED))
+    return EndTicket(owner, place=-1, outcome=Cancelled(CLOSED))
 
 
 class Core:
@@ -177,8 +209,9 @@ class Core:
         clock: Callable[[], float],
         deliver: Callable[[list[AnyTicket]], None] = hand_back,
         is_abandoned: Callable[[], bool] | None = None,
+        turned: Callable[[], None] | None = None,
     ) -> None:
-        """`deliver` gets the tickets that a turn has finished, in the driver's thread.
+        """`deliver` gets the tickets that a turn has finished, in the driver's thread; `turned` is called after each turn.
 
         `is_abandoned` is asked once a turn, so at least once a heartbeat; the driver ends when it says so.
         """
@@ -186,6 +219,8 @@ class Core:
         self.clock = clock
         self._deliver = deliver
         self._is_abandoned = is_abandoned
+        self._turned = turned
+        self._asks_for_breaks = bool(connector.others) or settings.gives_up
         self._rest_s = settings.rest_s
         client = os.urandom(16)
         self.client = client.hex()
@@ -199,7 +234,7 @@ class Core:
             new_model=Model,
         )
         self.submissions = SubmissionQueue(deliver, self._turn_or_end)
-        self.models = cast("dict[str, Model]", self._session.models)
+        self.models: Mapping[str, Model] = cast("dict[str, Model]", self._session.models)
         """Opened models by name; faces read it, in any thread."""
         self._one_by_one = False
         """True while the last request was alone in its turn, and the core has not ended."""
@@ -223,6 +258,21 @@ class Core:
     def window_requests(self) -> int:
         """Requests that the server, or the last one, takes without an answer. It may be read in any thread."""
         return self._session.in_flight.window_requests
+
+    @property
+    def window_bytes(self) -> int:
+        """The same in bytes."""
+        return self._session.in_flight.window_bytes
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether a server is there that takes new requests. It may be read in any thread."""
+        return self._session.takes_requests
+
+    @property
+    def epoch(self) -> bytes | None:
+        """The bytes of the last server's life; None before the first welcome. It may be read in any thread."""
+        return self._session.epoch
 
     def stop(self) -> None:
         """Make the driver end, with a goodbye to the server. From any thread, any number of times."""
@@ -406,7 +456,7 @@ class Core:
     def _turn(self) -> None:
         now = self.clock()
         finished = self._take_submissions() if self.submissions.items else []
-        if self._connector.others and self._connector.broke():
+        if self._asks_for_breaks and self._connector.broke():
             self._session.broke(now)
         turn = self._session.turn(now, may_send=not self._unsent)
         if turn.entries:
@@ -421,6 +471,8 @@ class Core:
         if wakeup_at < self._asleep_until:
             self._asleep_until = wakeup_at
             self._timer.deadline = max(wakeup_at, now)
+        if self._turned is not None:
+            self._turned()
 
     def _take_submissions(self) -> list[AnyTicket]:
         """Submit the posted tickets, and return those that were refused before: they need no server."""
@@ -507,7 +559,7 @@ class Core:
 class CoreThread(threading.Thread):
     """The thread that runs a core. It is a daemon: an unclosed client keeps no process alive."""
 
-    def __init__(self, core: Core, *, ended: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, core: AnyCore, *, ended: Callable[[], None] = lambda: None) -> None:
         """Call `ended` at its end, in this thread."""
         super().__init__(name="shapestream-client", daemon=True)
         self._core = core

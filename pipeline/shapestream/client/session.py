@@ -140,6 +140,7 @@ class Session:
         self._new_model = new_model
         self._unavailable_after_s = settings.unavailable_after_s
         self._others = settings.others
+        self._gives_up = settings.gives_up
         self._link = Link(settings, now)
         self.in_flight = InFlight(client)
         self._epoch: bytes | None = None
@@ -169,7 +170,7 @@ class Session:
         """Take a question. One whose answer is known is finished at once."""
         if type(ticket) is RequestTicket:
             if ticket.model.stale:
-                self.in_flight.finish(ticket, Unavailable(_CHANGED))
+                self.in_flight.finish(ticket, Unavailable(CHANGED))
             else:
                 self.in_flight.add(ticket)
             return
@@ -222,13 +223,23 @@ class Session:
 
     def broke(self, now: float) -> None:
         """Ask the next server, where there is one: the connection has ended. Otherwise its transport makes it again."""
-        if self._others and self._link.is_open:
+        if (self._others or self._gives_up) and self._link.is_open:
             self._link.left(now)
 
     def refused(self, reason: str | None) -> None:
         """Remember for errors why the last connection was not let in. None: it was, or no server is there."""
         if reason is not None:
             self._trouble = f"; {reason}"
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether a server is there that takes new requests."""
+        return self._link.is_open and self.in_flight.held_at is None
+
+    @property
+    def epoch(self) -> bytes | None:
+        """The bytes of the last server's life: equal for two addresses of one server; None before the first welcome."""
+        return self._epoch
 
     def fail(self, sequence: int, error: RequestError) -> None:
         """End a request that cannot be encoded, or whose answer cannot be read."""
@@ -259,12 +270,24 @@ class Session:
             if leaves:
                 self._link.left(now)
         reconnect = self._link.must_reconnect(now)
+        if self._gives_up and not self.takes_requests:
+            self._give_up_requests()
         entries: list[Entry] = []
         if may_send:
             entries = [Goodbye()] if leaves else self._due_entries(now)
         if entries or not may_send:
             self._link.sent_at = now  # messages that the transport still holds are a sign of life as well
         return Due(finished=self.in_flight.take_finished(), entries=entries, reconnect=reconnect)
+
+    def _give_up_requests(self) -> None:
+        """Hand requests back for other servers: all of a server that is gone, of a leaving one those that it has not."""
+        in_flight = self.in_flight
+        if self._link.is_open:
+            waiting = list(in_flight.waiting.values())
+            in_flight.give_up(waiting, None, vanished=False)
+        else:
+            wanted = [ticket for ticket in in_flight.of_kind(RequestTicket) if not ticket.abandoned]
+            in_flight.give_up(wanted, self._alone, vanished=not self._leaves)
 
     def _may_leave(self) -> bool:
         """Tell whether another server is to be asked: this one takes, or gets, nothing new, and has answered all it took."""
@@ -407,12 +430,12 @@ class Session:
         for ticket in self.in_flight.may_have_run():
             if not ticket.model.idempotent:
                 self.in_flight.abandon(ticket)
-                self.in_flight.finish(ticket, WorkerLost(_MAY_HAVE_RUN))
+                self.in_flight.finish(ticket, WorkerLost(MAY_HAVE_RUN))
 
     def _suspect_what_it_had(self, now: float) -> None:
         """Suspect what an earlier server had that vanished; end what has been lost alone too often."""
         for ticket in self.in_flight.suspect(self._welcomed_at, self._alone):
-            self._poisoned(ticket, _ENDED_SERVERS, now)
+            self._poisoned(ticket, ENDED_SERVERS, now)
 
     def _poisoned(self, ticket: RequestTicket, why: str, now: float) -> None:
         """End a request that ended servers, and send none that equals it for a while."""
@@ -428,7 +451,7 @@ class Session:
         self._look_at = math.inf
         for ticket in self.in_flight.put_off(self._place, self._others, now):
             if ticket.looked:
-                self._poisoned(ticket, _LAST_SERVER, now)
+                self._poisoned(ticket, LAST_SERVER, now)
             else:
                 self._look_at = now + self._unavailable_after_s / 2
 
@@ -489,7 +512,7 @@ class Session:
             model = self.models[entry.name] = self._new_model(entry.name, entry.signature, entry.number)
             if replaced is not None:
                 replaced.stale = True
-                self.in_flight.fail_requests_of(replaced, lambda: Unavailable(_CHANGED))
+                self.in_flight.fail_requests_of(replaced, lambda: Unavailable(CHANGED))
         for ticket in self.in_flight.of_kind(OpenTicket):
             if ticket.name == entry.name:
                 self.in_flight.end(ticket, model)
@@ -546,11 +569,11 @@ def _clock(now: float) -> Clock:
 
 # Each renewal takes a connection that broke right before a reply: a server that causes more always says so.
 _MAX_RENEWALS = 3
-_CHANGED = "the server restarted with another signature for this model, or without it; submit again"
+CHANGED = "the server restarted with another signature for this model, or without it; submit again"
 _DRAINED = "the server is leaving and takes nothing new, and no other has taken its place"
-_ENDED_SERVERS = f"{MOST_LOSSES} servers vanished while they ran this request, and nothing else"
-_LAST_SERVER = "each other server vanished while it had this request, one while it ran nothing else, and none has come back"
-_MAY_HAVE_RUN = (
+ENDED_SERVERS = f"{MOST_LOSSES} servers vanished while they ran this request, and nothing else"
+LAST_SERVER = "each other server vanished while it had this request, one while it ran nothing else, and none has come back"
+MAY_HAVE_RUN = (
     "the server was replaced while it had this request; whether it ran is not known, and this model's requests are never "
     "run twice"
 )
@@ -574,6 +597,8 @@ class LinkSettings:
     """With no server for so long, waiting requests fail with `unavailable`."""
     others: int = 0
     """Servers besides the present one. While none has answered since, the next is looked for without a rest."""
+    gives_up: bool = False
+    """Whether requests that this server cannot have now are given up (`Moved`), for the sessions of other servers."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a time that is not above 0."""

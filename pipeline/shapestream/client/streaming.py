@@ -21,7 +21,7 @@ from itertools import islice
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypedDict, TypeVar, cast
 
-from shapestream.client.core import Attend, Core, WithdrawAll
+from shapestream.client.core import AnyCore, Attend, WithdrawAll
 from shapestream.client.opened_models import Failed, Model, Result
 from shapestream.client.tickets import (
     AnyTicket,
@@ -144,7 +144,7 @@ class StreamState(Generic[ItemT]):
         model: Model | None,
         options: StreamOptions,
         grant: Callable[[int], None],
-        core: Core,
+        core: AnyCore,
     ) -> None:
         """`grant` lets the producer pull so many more items; 0: none from here on. Without a model, items are `OwnItem`."""
         self.closed = False
@@ -244,7 +244,8 @@ class StreamState(Generic[ItemT]):
         outcome = ticket.outcome
         if type(outcome) is Answer:
             model = cast("Model", ticket.model)
-            return cast("ItemT", Result(ticket.key, outcome, model.outputs, self._client, lists=model.lists))
+            client = ticket.client or self._client
+            return cast("ItemT", Result(ticket.key, outcome, model.outputs, client, lists=model.lists))
         assert isinstance(outcome, RequestError)
         if self._options.yields_failures:
             return cast("ItemT", Failed(ticket.key, outcome, ticket.id))

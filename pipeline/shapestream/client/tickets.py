@@ -41,7 +41,7 @@ import heapq
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -110,7 +110,17 @@ class ModelHandle:
         return self.described.get("idempotent") is not False
 
 
-Outcome: TypeAlias = ResultEntry | RequestError | ModelHandle | dict[str, Any] | BaseException | bool
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The outcome of a request that a session gives up, since another server is to have it."""
+
+    ran: bool
+    """Whether the server was given it, and has not said that it takes nothing new: it may have run."""
+    losses: int | None
+    """As `RequestTicket.losses`, with the loss of this server."""
+
+
+Outcome: TypeAlias = ResultEntry | RequestError | ModelHandle | Moved | dict[str, Any] | BaseException | bool
 """A result, an error, an opened model, statistics; at a stream's end the producer's exception, or True."""
 
 
@@ -151,6 +161,8 @@ class RequestTicket(Ticket):
     """When it may be sent to the present server; infinity: never, as the only one that has not vanished with it."""
     looked: bool = field(default=False, init=False)
     """Whether it was looked since for a server that has come back."""
+    client: str = field(default="", init=False)
+    """The beginning of its id, where that is another session's than the core's own."""
     abandoned: bool = field(default=False, init=False)
     """Sent, and withdrawn since; it holds its share of the window until the terminal reply."""
     window_bytes: int = field(default=0, init=False)
@@ -529,6 +541,17 @@ class InFlight:
         if self.held_at is None:
             self.held_at = now
         return True
+
+    def give_up(self, requests: Iterable[RequestTicket], alone: int | None, *, vanished: bool) -> None:
+        """Hand requests back for other servers. What this one was sent is withdrawn when it is there again.
+
+        `vanished`: it is gone without a word, so what it had is suspect; it has said that it runs the request `alone`.
+        """
+        for ticket in requests:
+            ran = ticket.may_have_run
+            losses = (ticket.losses or 0) + (ticket.id == alone) if ran and vanished else ticket.losses
+            self.abandon(ticket)
+            self.finish(ticket, Moved(ran, losses))
 
     def fail_waiting(self, error: Callable[[], RequestError]) -> None:
         """End the requests that are not at the server with an error, one each."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
 from shapestream.client.async_face import Client, connecting
 from shapestream.client.calls import connects
 from shapestream.client.connector import Addresses, connector_for
-from shapestream.client.core import Core, Withdraw, software
+from shapestream.client.core import AnyCore, Core, Withdraw, software
 from shapestream.client.session import LinkSettings
 from shapestream.client.tickets import AnyTicket, Question
+
+if TYPE_CHECKING:
+    from shapestream.client.spreading import SpreadCore
 
 
 @connecting("trio")
@@ -26,18 +30,33 @@ async def connect(
     unavailable_after: float = 60.0,
     key: str | Path | None = None,
     server_key: str | Path | None = None,
+    spread: bool = False,
 ) -> AsyncIterator[Client]:
     """Connect to a server from trio code.
 
     Leaving the block ends unfinished requests, here and at the server; tasks that still wait for them get `Cancelled`. An
     exception raised in the block comes out as it is, not in a group.
     """
-    core = Core(
-        connector_for(address, key=key, server_key=server_key),
-        software=software("trio"),
-        settings=LinkSettings(silence_s=silence, unavailable_after_s=unavailable_after),
-        clock=trio.lowlevel.current_clock().current_time,
-    )
+    settings = LinkSettings(silence_s=silence, unavailable_after_s=unavailable_after)
+    core: Core | SpreadCore
+    if spread:
+        from shapestream.client.spreading import SpreadCore
+
+        core = SpreadCore(
+            address,
+            software=software("trio"),
+            settings=settings,
+            clock=time.monotonic,
+            key=key,
+            server_key=server_key,
+        )
+    else:
+        core = Core(
+            connector_for(address, key=key, server_key=server_key),
+            software=software("trio"),
+            settings=settings,
+            clock=trio.lowlevel.current_clock().current_time,
+        )
     alone: BaseException | None = None
     try:
         # A nursery around a yield is sound in this one form: entered and left by the same `async with`.
@@ -62,7 +81,7 @@ class _TrioCall:
 
     __slots__ = ("_core", "_task", "closed")
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: AnyCore) -> None:
         self.closed = False
         self._core = core
         self._task: trio.lowlevel.Task | None = None

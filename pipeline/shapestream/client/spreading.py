@@ -1,0 +1,757 @@
+"""The core of a client with `spread=True`: one session for each server, and a router that says which gets what.
+
+How it works. An *arm* is an ordinary core with a connection to one server, in a thread of its own. The router runs in one
+more thread. It takes the tickets of the faces, and gives each request to an arm as a ticket of its own, a *hop*. A hop
+that comes back ends the ticket, or takes it to another arm:
+
+    face ──ticket──> router ──hop──> arm ──> server
+                       ^  │            │
+                       │  └─ waiting   │   result, error: the ticket ends
+                       └───────────────┘   Moved, unavailable, overloaded: another arm gets it
+
+A request waits in the router until an arm has room: a server that takes requests, serves its model with the signature that
+it was checked against, and has credit left. Of several, the one with the least own outstanding seconds gets it (spread.py).
+What an arm was given leaves in order. Deadlines and withdrawals of waiting requests are the router's; those of hops are
+the arms'.
+
+A server that vanishes gives up its hops (`Moved`). What it may have run goes on as a suspect, and its losses are counted,
+as one session counts them: it ends as `poisoned` after `MOST_LOSSES`, and where all servers but one have vanished with it,
+that one is spared. Where the model must not run twice, the request ends as `worker_lost`. A server that comes back is told
+to cancel what moved.
+
+A name among the addresses is looked up every `LOOK_UP_S`, in a thread; each of its addresses is an arm. One that is gone
+from the answer is left when its server is gone, too; an empty answer, or none, changes nothing. Two addresses of one
+server, by its epoch, are one arm's work.
+
+Questions besides requests go to all arms. The first answer opens a model; counters and stories are collected.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import os
+import random
+import socket
+import threading
+import weakref
+from bisect import insort
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import trio
+
+from shapestream.addresses import is_protectable
+from shapestream.client.connector import Address, Addresses, connector_for
+from shapestream.client.core import (
+    CLOSED,
+    WITHDRAWN,
+    Attend,
+    Core,
+    CoreThread,
+    SubmissionQueue,
+    Withdraw,
+    WithdrawAll,
+    closing,
+)
+from shapestream.client.opened_models import Model
+from shapestream.client.session import CHANGED, ENDED_SERVERS, LAST_SERVER, MAY_HAVE_RUN, LinkSettings
+from shapestream.client.spread import Prices, least_loaded
+from shapestream.client.tickets import (
+    NEVER_SENT,
+    QUARANTINED,
+    SETTLED_S,
+    AnyTicket,
+    EndTicket,
+    Moved,
+    OpenTicket,
+    Owner,
+    Question,
+    RequestTicket,
+    StatisticsTicket,
+    StoriesTicket,
+    WelcomeTicket,
+    hand_back,
+)
+from shapestream.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Overloaded,
+    Poisoned,
+    RequestError,
+    Unavailable,
+    WorkerLost,
+)
+from shapestream.quarantine import KEEP_S, MOST_REQUESTS, Quarantine
+from shapestream.transport.interface import Wake
+from shapestream.wire.messages import ResultEntry
+from shapestream.wire.tags import MOST_LOSSES
+
+LOOK_UP_S = 10.0
+"""Seconds between look-ups of a name, and until a server is asked again for a model that it refused."""
+_JOIN_S = 5.0
+"""Seconds that an arm's thread may take to end: for a machine that hangs."""
+
+
+@dataclass(eq=False, slots=True)
+class Route:
+    """A request on its way: its ticket, and what became of it so far."""
+
+    number: int
+    """Order of submission."""
+    ticket: RequestTicket
+    waits_since: float
+    hop: Hop | None = None
+    """The present one; None while it waits in the router."""
+    losses: int | None = None
+    lost_at: set[int] = field(default_factory=set)
+    """The places of the arms whose servers vanished with it."""
+    tried: set[int] = field(default_factory=set)
+    """The places of the arms whose servers had no worker or no room for it."""
+    error: RequestError | None = None
+    """What the last of these said."""
+
+
+class Hop:
+    """The owner of a ticket that an arm has. It comes back in the arm's thread, and the router takes it in its own."""
+
+    __slots__ = ("_back", "arm", "charge", "closed", "route", "ticket")
+
+    def __init__(
+        self, route: Route, arm: Arm, ticket: RequestTicket, charge: float, back: Callable[[Hop], None]
+    ) -> None:
+        self.closed = False
+        self.route = route
+        self.arm = arm
+        self.ticket = ticket
+        self.charge = charge
+        self._back = back
+
+    def finish(self, tickets: list[AnyTicket]) -> None:
+        """Come back to the router; in an arm's thread."""
+        self._back(self)
+
+
+class Asked:
+    """A question that several arms were asked, each with a ticket of its own."""
+
+    __slots__ = ("_back", "answers", "closed", "inner", "ticket")
+
+    def __init__(self, ticket: Question, back: Callable[[Asked], None]) -> None:
+        self.closed = False
+        self.ticket = ticket
+        self.inner: dict[int, Question] = {}
+        """The tickets, by the places of their arms."""
+        self.answers: dict[int, Any] = {}
+        self._back = back
+
+    def finish(self, tickets: list[AnyTicket]) -> None:
+        """Come back to the router; in an arm's thread."""
+        self._back(self)
+
+
+class Arm:
+    """The way to one server: a core in a thread, and what the router knows of it."""
+
+    def __init__(self, place: int, address: str, core: Core) -> None:
+        self.place = place
+        self.address = address
+        self.core = core
+        self.thread = CoreThread(core)
+        self.hops = 0
+        self.hop_bytes = 0
+        self.seconds = 0.0
+        """Outstanding: the charges of its hops."""
+        self.open_since = math.inf
+        """When its server was first seen to take requests, since it last did not."""
+        self.epoch: bytes | None = None
+        self.asked: dict[str, tuple[Asked, float]] = {}
+        """The models that it was asked for, with the answers and the times."""
+        self.is_named = True
+        """Whether the addresses, or the last look-up, have it."""
+
+    def has_room(self, nbytes: int) -> bool:
+        """Tell whether its server has credit left for a request of so many bytes."""
+        if self.hops >= self.core.window_requests:
+            return False
+        return not self.hop_bytes or self.hop_bytes + nbytes <= self.core.window_bytes
+
+    def took(self, hop: Hop) -> None:
+        """Count a hop."""
+        self.hops += 1
+        self.hop_bytes += hop.ticket.nbytes
+        self.seconds += hop.charge
+
+    def gave(self, hop: Hop) -> None:
+        """Take a hop off that came back."""
+        self.hops -= 1
+        self.hop_bytes -= hop.ticket.nbytes
+        self.seconds = self.seconds - hop.charge if self.hops else 0.0
+
+
+class SpreadModels:
+    """The opened models by name, of whichever arm has one; read by faces in any thread."""
+
+    def __init__(self, arms: dict[str, Arm]) -> None:
+        self._arms = arms
+
+    def get(self, name: str) -> Model | None:
+        """Return a model that its server still has as it was opened; one that cannot be reached may be."""
+        for arm in [*self._arms.values()]:
+            model = arm.core.models.get(name)
+            if model is not None and not model.stale:
+                return model
+        return None
+
+
+class SpreadCore:
+    """The router, with the face of a `Core`."""
+
+    def __init__(
+        self,
+        address: Addresses,
+        *,
+        software: str,
+        settings: LinkSettings,
+        clock: Callable[[], float],
+        key: str | Path | None = None,
+        server_key: str | Path | None = None,
+        deliver: Callable[[list[AnyTicket]], None] = hand_back,
+        is_abandoned: Callable[[], bool] | None = None,
+        look_up: Callable[[str], list[str]] | None = None,
+        chance: random.Random | None = None,
+    ) -> None:
+        """Make it for these addresses; raises as `connector_for` does. `look_up` gives the addresses of one with a name."""
+        connector = connector_for(address, key=key, server_key=server_key)  # checks them all
+        self.name = connector.name
+        given: Sequence[Address] = (
+            [address] if isinstance(address, str) or not isinstance(address, Sequence) else address
+        )
+        self._fixed = [each for each in given if not _has_name(each)]
+        self._names = [str(each) for each in given if _has_name(each)]
+        self._connect = partial(connector_for, key=key, server_key=server_key)
+        self._software = software
+        self._settings = replace(settings, gives_up=True)
+        self.clock = clock
+        self.client = os.urandom(16).hex()
+        """The beginning of ids of requests that no server was sent."""
+        self._hand_over = deliver
+        self._is_abandoned = is_abandoned
+        self._look_up = look_up or addresses_of
+        self._chance = chance or random.Random()
+        self.submissions = SubmissionQueue(self._deliver, lambda: None)
+        self._arms: dict[str, Arm] = {}
+        """By address."""
+        self.models = SpreadModels(self._arms)
+        self._prices = Prices()
+        self._quarantine = Quarantine(MOST_REQUESTS, KEEP_S)
+        self._returned: deque[Hop | Asked] = deque()
+        self._found: deque[tuple[str, list[str]]] = deque()
+        """New answers of look-ups: a name, and its addresses."""
+        self._named: dict[str, list[str]] = {}
+        """The last answers."""
+        self._routes: OrderedDict[RequestTicket, Route] = OrderedDict()
+        self._waiting: list[Route] = []
+        """The routes without a hop, in order of submission."""
+        self._questions: dict[Question, Asked] = {}
+        self._streams: dict[int, Owner] = {}
+        self._finished: list[AnyTicket] = []
+        self._numbers = 0
+        self._places = 0
+        self._none_since: float | None = clock()
+        """The time since which no arm takes requests; None where one does."""
+        self._ended = threading.Event()
+        self._stopping = False
+        self._wake: Wake | None = None
+
+    # ------------------------------------------------------------ any thread
+
+    @property
+    def window_requests(self) -> int:
+        """Requests that all servers together take without an answer."""
+        return sum(arm.core.window_requests for arm in [*self._arms.values()])
+
+    def ask(self, question: Question) -> None:
+        """Post a question."""
+        self.submissions.post(question)
+
+    @trio.lowlevel.enable_ki_protection
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run the router in a thread, and hand its tickets back in this trio run, until it is stopped or cancelled."""
+        token, ended = trio.lowlevel.current_trio_token(), trio.Event()
+
+        def in_run(act: Callable[..., object], *arguments: Any) -> None:
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(act, *arguments)
+
+        self._hand_over = partial(in_run, hand_back)
+        thread = CoreThread(self, ended=partial(in_run, ended.set))
+        thread.start()
+        task_status.started()
+        try:
+            await ended.wait()
+        finally:
+            self.stop()
+            with trio.CancelScope(shield=True):
+                await ended.wait()
+        thread.check()
+
+    def stop(self) -> None:
+        """Make the router end, with a goodbye to each server. Any number of times."""
+        self._stopping = True
+        self.submissions.wake()
+
+    def _deliver(self, tickets: list[AnyTicket]) -> None:
+        self._hand_over(tickets)
+
+    def _back(self, came: Hop | Asked) -> None:
+        self._returned.append(came)
+        self.submissions.wake()
+
+    # ------------------------------------------------------------ the router's thread
+
+    def run_in_thread(self) -> None:
+        """Route until it is stopped. Raises what ended an arm."""
+        wake = Wake()
+        weakref.finalize(self, wake.close).atexit = False  # as that of a core
+        self.submissions.open(wake.set)
+        try:
+            for address in self._fixed:
+                self._add_arm(address if isinstance(address, str) else f"memory {len(self._arms)}", address)
+            if self._names:
+                threading.Thread(target=self._look_up_names, name="shapestream-names", daemon=True).start()
+            while not (self._stopping or (self._is_abandoned is not None and self._is_abandoned())):
+                wake.wait(min(self._next_due() - self.clock(), self._settings.silence_s))
+                self._turn()
+        finally:
+            self._finish()
+
+    def _add_arm(self, name: str, address: Address) -> None:
+        core = Core(
+            self._connect(address),
+            software=self._software,
+            settings=self._settings,
+            clock=self.clock,
+            turned=self._arm_turned,
+        )
+        arm = self._arms[name] = Arm(self._places, name, core)
+        self._places += 1
+        for asked in self._questions.values():
+            if isinstance(asked.ticket, WelcomeTicket | OpenTicket):
+                self._ask_arm(arm, asked)
+        arm.thread.start()
+
+    def _arm_turned(self) -> None:
+        """Wake the router where an arm's turn may have changed what it waits for."""
+        if self._waiting or self._none_since is not None:
+            self.submissions.wake()
+
+    def _look_up_names(self) -> None:
+        while not self._ended.is_set():
+            for name in self._names:
+                try:
+                    found = self._look_up(name)
+                except OSError:
+                    found = []
+                if found:
+                    self._found.append((name, found))
+                    self.submissions.wake()
+            self._ended.wait(LOOK_UP_S)
+
+    def _turn(self) -> None:
+        now = self.clock()
+        self._take_found()
+        while self._returned:
+            came = self._returned.popleft()
+            if isinstance(came, Hop):
+                self._take_hop(came, now)
+            else:
+                self._take_answers(came)
+        self._see_arms(now)
+        self._take_submissions(now)
+        self._end_waits(now)
+        if self._waiting:
+            self._send_waiting(now)
+        if self._finished:
+            finished, self._finished = self._finished, []
+            self._deliver(finished)
+
+    def _next_due(self) -> float:
+        """Return the time at which a wait ends, if nothing happens before."""
+        tickets: list[Question] = [*(route.ticket for route in self._waiting), *self._questions]
+        due = [ticket.deadline for ticket in tickets if ticket.deadline is not None]
+        if self._waiting:
+            due.append(self.clock() + 1.0)  # servers settle, and are missed, by seconds
+        return min(due, default=math.inf)
+
+    # ------------------------------------------------------------ arms
+
+    def _take_found(self) -> None:
+        """Add the addresses of names, and forget those that are gone from the answer and from the network."""
+        if not self._found:
+            return
+        while self._found:
+            name, found = self._found.popleft()
+            for address in found:
+                if address not in self._arms:
+                    self._add_arm(address, address)
+            self._named[name] = found
+        named = {*self._fixed, *(address for found in self._named.values() for address in found)}
+        for address, arm in self._arms.items():
+            arm.is_named = address in named
+
+    def _see_arms(self, now: float) -> None:
+        """Note which arms have a server that takes requests, and give up those that no name has any more."""
+        for arm in [*self._arms.values()]:
+            if not arm.thread.is_alive():
+                arm.thread.check()  # a defect: it ends the client
+            if arm.epoch != arm.core.epoch:
+                arm.epoch, arm.open_since = arm.core.epoch, math.inf
+            if not arm.core.takes_requests:
+                arm.open_since = math.inf
+                if not arm.is_named and not arm.hops:
+                    arm.core.stop()
+                    del self._arms[arm.address]
+            elif arm.open_since == math.inf:
+                arm.open_since = now
+        if self._open_arms():
+            self._none_since = None
+        elif self._none_since is None:
+            self._none_since = now
+
+    def _open_arms(self) -> list[Arm]:
+        """Return the arms whose servers take requests; of two to one server, the first."""
+        found: dict[bytes | None, Arm] = {}
+        for arm in self._arms.values():
+            if arm.open_since < math.inf:
+                found.setdefault(arm.epoch, arm)
+        return list(found.values())
+
+    # ------------------------------------------------------------ requests
+
+    def _take_submissions(self, now: float) -> None:
+        self.submissions.awake = False
+        posted = self.submissions.items
+        while posted:
+            match item := posted.popleft():
+                case RequestTicket() if item.outcome is None:
+                    if not item.owner.closed:
+                        self._submit(item, now)
+                case RequestTicket() | EndTicket():
+                    self._finished.append(item)
+                case Withdraw():
+                    self._withdraw(item.ticket)
+                    if not item.ticket.owner.closed and item.ticket.outcome is None:
+                        self._end(item.ticket, Cancelled(WITHDRAWN))
+                case Attend():
+                    self._streams[id(item.owner)] = item.owner
+                case WithdrawAll():
+                    self._streams.pop(id(item.owner), None)
+                    for ticket in [ticket for ticket in self._routes if ticket.owner is item.owner]:
+                        self._withdraw(ticket)
+                case _:
+                    self._ask_arms(item)
+
+    def _submit(self, ticket: RequestTicket, now: float) -> None:
+        if self._quarantine.kept and self._quarantine.holds(ticket.model.name, ticket.tensors, now):
+            self._end(ticket, Poisoned(QUARANTINED))
+            return
+        self._numbers += 1
+        route = self._routes[ticket] = Route(self._numbers, ticket, now)
+        self._waiting.append(route)
+
+    def _withdraw(self, ticket: Question) -> None:
+        """Let a ticket go that no caller waits for."""
+        route = self._routes.pop(ticket, None) if isinstance(ticket, RequestTicket) else None
+        if route is not None:
+            if route.hop is None:
+                self._waiting.remove(route)
+            else:
+                route.hop.closed = True
+                route.hop.arm.gave(route.hop)
+                route.hop.arm.core.submissions.post(Withdraw(route.hop.ticket))
+        asked = self._questions.pop(ticket, None)
+        if asked is not None:
+            asked.closed = True
+            for place, inner in asked.inner.items():
+                for arm in self._arms.values():
+                    if arm.place == place and not isinstance(inner, OpenTicket):
+                        arm.core.submissions.post(Withdraw(inner))
+
+    def _send_waiting(self, now: float) -> None:
+        """Give the waiting requests that an arm has room for to the least loaded one, in order."""
+        arms = self._open_arms()
+        waiting, self._waiting = self._waiting, []
+        for number, route in enumerate(waiting):
+            if not any(arm.has_room(0) for arm in arms):
+                self._waiting += waiting[number:]
+                return
+            loads = {arm: arm.seconds for arm in arms if self._may_have(arm, route, now)}
+            if loads:
+                self._send(route, least_loaded(loads, self._chance))
+            elif (error := self._hopeless(route, arms)) is not None:
+                self._end_route(route, error)
+            else:
+                self._waiting.append(route)
+
+    def _may_have(self, arm: Arm, route: Route, now: float) -> bool:
+        """Tell whether an arm may have a request now. One that was not asked for the model is asked."""
+        ticket = route.ticket
+        if arm.place in route.tried or not arm.has_room(ticket.nbytes):
+            return False
+        if route.losses and not self._is_worth_the_risk(arm, route, now):
+            return False
+        model = arm.core.models.get(ticket.model.name)
+        if model is None:
+            self._open_at(arm, ticket.model.name, now)
+        if model is None or model.number is None:
+            return False
+        return not model.stale and model.described == ticket.model.described
+
+    def _open_at(self, arm: Arm, name: str, now: float) -> None:
+        """Ask an arm for a model, unless it was asked, or has refused it of late."""
+        asked, at = arm.asked.get(name, (None, -math.inf))
+        if asked is not None and (not asked.answers or now < at + LOOK_UP_S):
+            return
+        asked = Asked(OpenTicket(cast("Owner", None), name=name), self._back)
+        arm.asked[name] = (asked, now)
+        self._ask_arm(arm, asked)
+
+    def _is_worth_the_risk(self, arm: Arm, route: Route, now: float) -> bool:
+        """Tell whether a server may get a request of which a loss was counted: it has settled, and is not the last one."""
+        others = {other.place for other in self._arms.values()} - {arm.place}
+        is_last = bool(others) and arm.place not in route.lost_at and others <= route.lost_at
+        return not is_last and now >= arm.open_since + SETTLED_S
+
+    def _hopeless(self, route: Route, arms: list[Arm]) -> RequestError | None:
+        """Return the error of a request that no server which is here will ever take; None where one may."""
+        name = route.ticket.model.name
+        said: RequestError | None = route.error
+        for arm in arms:
+            if arm.place in route.tried:
+                continue
+            model = arm.core.models.get(name)
+            if model is not None and model.number is not None:
+                if model.described == route.ticket.model.described:
+                    return None
+                said = said or Unavailable(CHANGED)
+                continue
+            asked, _ = arm.asked.get(name, (None, 0.0))
+            refused = None if asked is None else asked.answers.get(arm.place)
+            if not isinstance(refused, RequestError):
+                return None  # it is being opened
+            said = refused
+        return said
+
+    def _send(self, route: Route, arm: Arm) -> None:
+        ticket = route.ticket
+        charge = self._prices.of(ticket.model.name, ticket.nbytes)
+        inner = RequestTicket(
+            cast("Owner", None),
+            deadline=ticket.deadline,
+            model=arm.core.models[ticket.model.name],
+            tensors=ticket.tensors,
+            nbytes=ticket.nbytes,
+            priority=ticket.priority,
+            tags=ticket.tags,
+        )
+        inner.losses = route.losses
+        route.hop = Hop(route, arm, inner, charge, self._back)
+        inner.owner = route.hop
+        arm.took(route.hop)
+        arm.core.submissions.post(inner)
+
+    def _take_hop(self, hop: Hop, now: float) -> None:
+        """End the ticket of a hop that came back, or let it wait for another arm."""
+        route, arm, outcome = hop.route, hop.arm, hop.ticket.outcome
+        if hop.closed:
+            return
+        arm.gave(hop)
+        route.hop = None
+        ticket = route.ticket
+        ticket.client, ticket.id = arm.core.client, hop.ticket.id
+        match outcome:
+            case ResultEntry():
+                timings = outcome.timings
+                seconds = timings.run_us / 1e6 / max(1, timings.batch_requests)
+                self._prices.learn(ticket.model.name, ticket.nbytes, seconds)
+                self._end_route(route, outcome)
+            case Moved():
+                self._move(route, arm, outcome, now)
+            case Unavailable() | Overloaded():
+                route.tried.add(arm.place)
+                route.error = outcome
+                self._wait(route, now)
+            case _:
+                self._end_route(route, outcome)
+
+    def _move(self, route: Route, arm: Arm, moved: Moved, now: float) -> None:
+        """Let a request go on from a server that is gone, or takes nothing new."""
+        if moved.ran and not route.ticket.model.idempotent:
+            self._end_route(route, WorkerLost(MAY_HAVE_RUN))
+            return
+        if moved.losses is not None:
+            route.losses = moved.losses
+            route.lost_at.add(arm.place)
+        if moved.losses is not None and moved.losses >= MOST_LOSSES:
+            self._poisoned(route, ENDED_SERVERS, now)
+        else:
+            self._wait(route, now)
+
+    def _wait(self, route: Route, now: float) -> None:
+        route.waits_since = now
+        insort(self._waiting, route, key=lambda each: each.number)
+
+    def _poisoned(self, route: Route, why: str, now: float) -> None:
+        self._quarantine.keep(route.ticket.model.name, route.ticket.tensors, now)
+        self._end_route(route, Poisoned(why))
+
+    def _end_waits(self, now: float) -> None:
+        """End the waiting requests whose time is over."""
+        patience_s = self._settings.unavailable_after_s
+        none_since = self._none_since
+        for route in [*self._waiting]:
+            deadline = route.ticket.deadline
+            if deadline is not None and deadline <= now:
+                words = NEVER_SENT if none_since is None else f"no server answers at {self.name}"
+                self._end_waiting(route, DeadlineExceeded(words))
+            elif none_since is not None and now >= max(none_since, route.waits_since) + patience_s:
+                words = f"no server has answered at {self.name} for {now - none_since:.0f} s"
+                self._end_waiting(route, Unavailable(words))
+            elif route.losses and now >= route.waits_since + max(patience_s / 2, 2 * SETTLED_S):
+                self._waiting.remove(route)
+                self._poisoned(route, LAST_SERVER, now)
+
+        for asked in [*self._questions.values()]:
+            if asked.ticket.deadline is not None and asked.ticket.deadline <= now and not asked.inner:
+                self._withdraw(asked.ticket)
+                self._end(asked.ticket, Unavailable(f"no server answered at {self.name}"))
+
+    def _end_waiting(self, route: Route, error: RequestError) -> None:
+        self._waiting.remove(route)
+        self._end_route(route, error)
+
+    def _end_route(self, route: Route, outcome: Any) -> None:
+        del self._routes[route.ticket]
+        self._end(route.ticket, outcome)
+
+    def _end(self, ticket: Question, outcome: Any) -> None:
+        ticket.outcome = outcome
+        self._finished.append(ticket)
+
+    # ------------------------------------------------------------ questions to several arms
+
+    def _ask_arms(self, ticket: Question) -> None:
+        """Ask the arms: for a model or a welcome all, else those whose servers are there."""
+        asked = self._questions[ticket] = Asked(ticket, self._back)
+        arms = list(self._arms.values())
+        if isinstance(ticket, StatisticsTicket | StoriesTicket):
+            arms = self._open_arms() or arms
+        for arm in arms:
+            self._ask_arm(arm, asked)
+
+    def _ask_arm(self, arm: Arm, asked: Asked) -> None:
+        inner = _copy_of(asked.ticket, asked)
+        inner.key = arm.place
+        asked.inner[arm.place] = inner
+        arm.core.submissions.post(inner)
+
+    def _take_answers(self, asked: Asked) -> None:
+        """End a question that was answered by the arms that it waits for."""
+        for place, inner in asked.inner.items():
+            if inner.outcome is not None:
+                asked.answers[place] = inner.outcome
+        if self._questions.get(asked.ticket) is not asked:
+            return  # it has ended, or the router asked it for itself
+        outcome = self._answer(asked)
+        if outcome is not None:
+            del self._questions[asked.ticket]
+            self._end(asked.ticket, outcome)
+
+    def _answer(self, asked: Asked) -> Any:
+        """Return the answer to a question; None where more arms are to be heard."""
+        good = {
+            place: answer for place, answer in asked.answers.items() if not isinstance(answer, RequestError)
+        }
+        there = {arm.place for arm in self._open_arms()} & asked.inner.keys()
+        heard = asked.answers.keys()
+        match asked.ticket:
+            case WelcomeTicket() | OpenTicket() if good:
+                return next(iter(good.values()))
+            case StatisticsTicket() if good and there <= heard:
+                return {"servers": {self._address_at(place): values for place, values in good.items()}}
+            case StoriesTicket() if good and there <= heard:
+                return self._stories(good)
+        if asked.inner.keys() <= heard or (
+            there and there <= heard and not isinstance(asked.ticket, WelcomeTicket)
+        ):
+            return next(iter(asked.answers.values()), None)
+        return None
+
+    def _stories(self, answers: dict[int, Any]) -> dict[str, Any]:
+        stories = [
+            {**story, "server": self._address_at(place)}
+            for place, answer in answers.items()
+            for story in answer.get("stories", ())
+        ]
+        return {"stories": stories} if stories else next(iter(answers.values()))
+
+    def _address_at(self, place: int) -> str:
+        return next((arm.address for arm in self._arms.values() if arm.place == place), "")
+
+    # ------------------------------------------------------------ the end
+
+    def _finish(self) -> None:
+        self._ended.set()
+        for arm in self._arms.values():
+            arm.core.stop()
+        self._take_submissions(self.clock())
+        for ticket in [*self._routes, *self._questions]:
+            self._end(ticket, Cancelled(CLOSED))
+        self._finished += [closing(owner) for owner in self._streams.values()]
+        self._deliver(self._finished)
+        self.submissions.close()
+        for arm in self._arms.values():
+            arm.thread.join(_JOIN_S)
+        for arm in self._arms.values():
+            arm.thread.check()
+
+
+def _copy_of(ticket: Question, owner: Owner) -> Question:
+    """Return the question as one arm is asked it."""
+    match ticket:
+        case WelcomeTicket():
+            return WelcomeTicket(owner, deadline=ticket.deadline)
+        case OpenTicket():
+            return OpenTicket(owner, deadline=ticket.deadline, name=ticket.name)
+        case StatisticsTicket():
+            return StatisticsTicket(owner, deadline=ticket.deadline, acknowledge=ticket.acknowledge)
+        case StoriesTicket():
+            return StoriesTicket(
+                owner, deadline=ticket.deadline, request=ticket.request, slowest=ticket.slowest
+            )
+    raise TypeError(f"{type(ticket).__name__} is no question")
+
+
+def _has_name(address: Address) -> bool:
+    """Tell whether an address has a name to look up."""
+    if not isinstance(address, str) or not is_protectable(address):
+        return False
+    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host != "localhost"
+    return False
+
+
+def addresses_of(address: str) -> list[str]:
+    """Return the IPv4 addresses that the name in `tcp://NAME:PORT` has now. Raises OSError where it has none."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    found = socket.getaddrinfo(host, int(port), family=socket.AF_INET, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(f"tcp://{place[0]!s}:{port}" for *_, place in found))
