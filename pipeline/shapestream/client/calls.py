@@ -44,13 +44,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 _COMMON = """\
 Arguments:
     address: `tcp://HOST:PORT` or `ipc://PATH`; or a list of them, for servers of the same models, used in turn.
-    spread: give requests to all servers at a time, each to the one with the least to do for this client. A HOST that is a
-        name stands for all its addresses, and is looked up every 10 s.
     connect_timeout: seconds that a server may take to answer at first.
     silence: seconds without a word after which the client connects anew, and sends unfinished requests again.
     unavailable_after: seconds without any server after which requests fail with `Unavailable`.
     key: path of your secret key, for a server that asks for keys.
     server_key: that server's public key, or the path of its file.
+    spread: give requests to all servers at a time, each to the one with the least to do for this client. A HOST that is a
+        name stands for all its addresses, and is looked up every 10 s.
 
 Raises:
     Unavailable: no server answers in time.

@@ -1,4 +1,4 @@
-"""Which of several servers gets the next request: the one with the least own outstanding seconds. Pure.
+"""Which of several servers gets the next request: the one with the least own outstanding seconds per slot. Pure.
 
 A client knows what it has sent and was not answered yet, but not what others have. A rule by own requests needs no word
 from the servers. Loads that servers tell are old when they arrive, and clients that follow them go to one server together.
@@ -7,6 +7,9 @@ The seconds of a request are estimated from answers: the time of its call, divid
 estimate is a mean by model and size, of the last requests for the most part. While nothing of a model is known, its
 requests count like a mean request of all, and one second while nothing is known at all. A request keeps the charge that it
 was sent with, so that its end takes away what its sending added.
+
+A server with more slots takes more: its seconds, with those of the request itself, are divided by its slots, which its
+counters tell. tests/pipeline/client/test_spread.py compares the rule with one queue for all, in virtual time.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ MOST_MEANS = 4096
 """Means that are kept. A client that uses more models and sizes forgets all, and learns them again."""
 UNKNOWN_S = 1.0
 """Charge while nothing is known: equal for all requests, so that these are counted."""
+EQUAL_S = 1e-6
+"""Loads that differ by less are equal: sums of fractions that were added and taken away leave a rest."""
 
 
 class Prices:
@@ -61,7 +66,12 @@ def _with(mean: tuple[int, float], seconds: float) -> tuple[int, float]:
     return count + 1, before + max(WEIGHT, 1 / (count + 1)) * (seconds - before)
 
 
-def least_loaded(seconds: Mapping[Place, float], chance: random.Random) -> Place:
-    """Return the place with the least outstanding seconds; of several, one by chance: clients begin with different ones."""
-    least = min(seconds.values())
-    return chance.choice([place for place, loaded in seconds.items() if loaded <= least])
+def least_loaded(places: Mapping[Place, tuple[float, int]], charge: float, chance: random.Random) -> Place:
+    """Return the place at which a request of `charge` seconds has the least before it, per slot.
+
+    `places`: the outstanding seconds and the slots of each. Of equal ones chance takes one: clients begin with different
+    servers.
+    """
+    loads = {place: (seconds + charge) / slots for place, (seconds, slots) in places.items()}
+    least = min(loads.values()) + EQUAL_S
+    return chance.choice([place for place, load in loads.items() if load <= least])

@@ -10,9 +10,9 @@ that comes back ends the ticket, or takes it to another arm:
                        └───────────────┘   Moved, unavailable, overloaded: another arm gets it
 
 A request waits in the router until an arm has room: a server that takes requests, serves its model with the signature that
-it was checked against, and has credit left. Of several, the one with the least own outstanding seconds gets it (spread.py).
-What an arm was given leaves in order. Deadlines and withdrawals of waiting requests are the router's; those of hops are
-the arms'.
+it was checked against, and has credit left. Of several, the one with the least own outstanding seconds per slot gets it
+(spread.py). What an arm was given leaves in order. Deadlines and withdrawals of waiting requests are the router's; those
+of hops are the arms'.
 
 A server that vanishes gives up its hops (`Moved`). What it may have run goes on as a suspect, and its losses are counted,
 as one session counts them: it ends as `poisoned` after `MOST_LOSSES`, and where all servers but one have vanished with it,
@@ -94,6 +94,8 @@ from shapestream.wire.tags import MOST_LOSSES
 
 LOOK_UP_S = 10.0
 """Seconds between look-ups of a name, and until a server is asked again for a model that it refused."""
+SIZE_S = 60.0
+"""Seconds between questions for a server's number of slots: workers come and go."""
 _JOIN_S = 5.0
 """Seconds that an arm's thread may take to end: for a machine that hangs."""
 
@@ -167,6 +169,10 @@ class Arm:
         self.hop_bytes = 0
         self.seconds = 0.0
         """Outstanding: the charges of its hops."""
+        self.slots = 1
+        """Slots of its server, as that said; 1 where it does not tell this client."""
+        self.sized_at = -math.inf
+        """When it was last asked for them."""
         self.open_since = math.inf
         """When its server was first seen to take requests, since it last did not."""
         self.epoch: bytes | None = None
@@ -418,7 +424,10 @@ class SpreadCore:
                     arm.core.stop()
                     del self._arms[arm.address]
             elif arm.open_since == math.inf:
-                arm.open_since = now
+                arm.open_since, arm.sized_at = now, -math.inf
+            if arm.open_since < math.inf and now >= arm.sized_at + SIZE_S:
+                arm.sized_at = now
+                self._ask_arm(arm, Asked(StatisticsTicket(cast("Owner", None)), self._back))
         if self._open_arms():
             self._none_since = None
         elif self._none_since is None:
@@ -491,9 +500,10 @@ class SpreadCore:
             if not any(arm.has_room(0) for arm in arms):
                 self._waiting += waiting[number:]
                 return
-            loads = {arm: arm.seconds for arm in arms if self._may_have(arm, route, now)}
+            loads = {arm: (arm.seconds, arm.slots) for arm in arms if self._may_have(arm, route, now)}
             if loads:
-                self._send(route, least_loaded(loads, self._chance))
+                charge = self._prices.of(route.ticket.model.name, route.ticket.nbytes)
+                self._send(route, least_loaded(loads, charge, self._chance), charge)
             elif (error := self._hopeless(route, arms)) is not None:
                 self._end_route(route, error)
             else:
@@ -548,9 +558,8 @@ class SpreadCore:
             said = refused
         return said
 
-    def _send(self, route: Route, arm: Arm) -> None:
+    def _send(self, route: Route, arm: Arm, charge: float) -> None:
         ticket = route.ticket
-        charge = self._prices.of(ticket.model.name, ticket.nbytes)
         inner = RequestTicket(
             cast("Owner", None),
             deadline=ticket.deadline,
@@ -666,6 +675,8 @@ class SpreadCore:
         for place, inner in asked.inner.items():
             if inner.outcome is not None:
                 asked.answers[place] = inner.outcome
+                if isinstance(inner.outcome, dict) and isinstance(inner, StatisticsTicket):
+                    self._note_slots(place, inner.outcome)
         if self._questions.get(asked.ticket) is not asked:
             return  # it has ended, or the router asked it for itself
         outcome = self._answer(asked)
@@ -700,6 +711,12 @@ class SpreadCore:
             for story in answer.get("stories", ())
         ]
         return {"stories": stories} if stories else next(iter(answers.values()))
+
+    def _note_slots(self, place: int, counters: dict[str, Any]) -> None:
+        slots = counters.get("slots_in_all")
+        for arm in self._arms.values():
+            if arm.place == place and type(slots) is int:
+                arm.slots = max(1, slots)
 
     def _address_at(self, place: int) -> str:
         return next((arm.address for arm in self._arms.values() if arm.place == place), "")

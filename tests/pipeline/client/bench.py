@@ -45,10 +45,10 @@ class Caller:
 class Bench:
     """A session, a clock, and everything that came out of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: LinkSettings = SETTINGS) -> None:
         self.now = 100.0
         self.session = Session(
-            client=bytes(16), software="test", server="test://", settings=SETTINGS, now=self.now
+            client=bytes(16), software="test", server="test://", settings=settings, now=self.now
         )
         self.finished: list[AnyTicket] = []
         self.caller = Caller()
