@@ -257,6 +257,8 @@ class SpreadCore:
         self._prices = Prices()
         self._quarantine = Quarantine(MOST_REQUESTS, KEEP_S)
         self._returned: deque[Hop | Asked] = deque()
+        self._is_told = False
+        """Whether a turn is due that has not begun, and takes what came back."""
         self._found: deque[tuple[str, list[str]]] = deque()
         """New answers of look-ups: a name, and its addresses."""
         self._named: dict[str, list[str]] = {}
@@ -317,7 +319,9 @@ class SpreadCore:
 
     def _back(self, came: Hop | Asked) -> None:
         self._returned.append(came)
-        self.submissions.wake()
+        if not self._is_told:  # two threads may see False: then it is woken twice
+            self._is_told = True
+            self.submissions.wake()
 
     # ------------------------------------------------------------ the router's thread
 
@@ -372,6 +376,7 @@ class SpreadCore:
     def _turn(self) -> None:
         now = self.clock()
         self._take_found()
+        self._is_told = False
         while self._returned:
             came = self._returned.popleft()
             if isinstance(came, Hop):
