@@ -32,6 +32,13 @@ def double(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return x * 2
 
 
+def double_in_silence(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Twice the input, thousands of times; an input that holds 13 kills the process."""
+    if (x == 13).any():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x * 2
+
+
 def fourteen(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Fails on everything."""
     raise ValueError("fourteen is not to my liking")
