@@ -24,7 +24,7 @@ SMOKE ?=
 # Two more than there are CPUs, at most eight: tests of real processes wait much of their time, and take memory.
 TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 8 : n + 2)))
 
-.PHONY: another-python answers chaos compiled fuzz help demo embeddings kubernetes kubernetes-rendered mutations ocr peer protos reading test text-peer test-all test-avx2 test-clients test-compiled test-engines test-exporters test-newest-python test-pure test-thorough test-tools zoo zoo-made lint format bench plots soak soak-reloads wheel constraints clean
+.PHONY: another-python answers chaos compiled fuzz help demo embeddings kubernetes kubernetes-rendered mutations ocr peer protos reading test text-peer test-all test-avx2 test-clients test-compiled test-engines test-exporters test-newest-python test-pure test-thorough test-tools zoo zoo-made lint format bench plots soak soak-reloads wheel constraints clean image
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -266,6 +266,9 @@ wheel: $(READY) ## Build the wheel, check its contents, and try it in a clean en
 	@$(PYTHON) -m venv build/wheel-venv
 	@build/wheel-venv/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt dist/*.whl
 	@build/wheel-venv/bin/python -I tests/architecture/wheel_smoke.py
+
+image: $(READY) ## Build and run the image of deploy/Dockerfile; without docker or podman, its steps in a copy of this machine's files (root).
+	@$(BIN)/python tests/tools/image.py
 
 constraints: ## Resolve all dependencies anew and pin them.
 	@rm -rf build/constraints-venv && $(PYTHON) -m venv build/constraints-venv

@@ -6,13 +6,13 @@ import importlib.util
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from tests.image_source import copy_source, instructions
 from typer.testing import CliRunner
 
 from shapestream.settings import json_schema, load_settings
@@ -191,8 +191,7 @@ def unit() -> dict[str, str]:
 
 def image() -> dict[str, str]:
     """The last line of the Dockerfile with each instruction."""
-    lines = (ROOT / "deploy" / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
-    return {line.split()[0]: line.split(maxsplit=1)[1] for line in lines if line and not line.startswith("#")}
+    return dict(instructions())
 
 
 def test_the_systemd_unit_runs_a_command_that_exists() -> None:
@@ -256,19 +255,7 @@ def test_the_health_check_of_the_image_fails_without_a_server() -> None:
 
 def test_the_image_is_built_from_what_the_ignore_file_lets_through(tmp_path: Path) -> None:
     """The files that it admits are enough for the wheel; keys, models and caches beside them are not among them."""
-    first, *admitted = [
-        line
-        for line in (ROOT / ".dockerignore").read_text().splitlines()
-        if line and not line.startswith("#")
-    ]
-    assert "*" == first
-    for line in admitted:
-        if line.startswith("!"):
-            source, target = ROOT / line[1:], tmp_path / line[1:]
-            if source.is_dir():
-                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(source, target)
+    copy_source(tmp_path)
     assert not {"keys", "tests", ".git", ".venv"} & {path.name for path in tmp_path.iterdir()}
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", "dist", "."]
     if importlib.util.find_spec("build") is None:
