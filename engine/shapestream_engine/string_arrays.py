@@ -11,6 +11,7 @@ as well.
 from __future__ import annotations
 
 import sys
+from codecs import utf_8_decode
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from math import prod
@@ -30,6 +31,9 @@ _KINDS = "OSUT"
 
 LENGTH = np.dtype("<u4")
 """Type of the lengths at the beginning of the buffer."""
+
+PIECE_NBYTES = 64 * 1024
+"""Bytes that are decoded at once to be checked. 8 MiB at once, whose text fits no cache, take 6 to 8 ms; in pieces 3.5."""
 
 Sizes: TypeAlias = tuple[int, ...]
 
@@ -109,11 +113,11 @@ def check(element_type: str, shape: Sizes, buffer: Any) -> int:
     contents, lengths = _parts(shape, buffer)
     if element_type == "str":
         try:
-            ascii_only = str(contents, "utf-8").isascii()
+            is_ascii = _is_ascii(contents)
         except UnicodeDecodeError as error:
             index = int(np.searchsorted(_ends(lengths), error.start, side="right"))
             raise ShapeError(f"element {index} is no UTF-8: {error.reason}") from None
-        if not ascii_only:
+        if not is_ascii:
             _check_beginnings(contents, lengths)
     return int(lengths.max(initial=0))
 
@@ -143,6 +147,23 @@ def joined(parts: Iterable[tuple[Sizes, Any]]) -> tuple[int, bytes]:
         lengths.append(lengths_.tobytes())
         contents.append(own)
     return sum(map(len, contents)), b"".join([*lengths, *contents])
+
+
+def _is_ascii(contents: memoryview) -> bool:
+    """Tell whether all of it is ASCII. Raises `UnicodeDecodeError` where it is no UTF-8, with the place in all of it."""
+    begin, nbytes = 0, len(contents)
+    ascii_only = True
+    while begin < nbytes:
+        end = begin + PIECE_NBYTES
+        try:
+            # A character that a piece cuts begins the next one.
+            text, used = utf_8_decode(contents[begin:end], "strict", end >= nbytes)
+        except UnicodeDecodeError as error:
+            error.start += begin
+            raise
+        ascii_only = ascii_only and text.isascii()
+        begin += used
+    return ascii_only
 
 
 def _check_beginnings(contents: memoryview, lengths: Array) -> None:

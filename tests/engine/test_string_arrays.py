@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shapestream_engine import ElementTypeError, ShapeError
-from shapestream_engine.string_arrays import check, nbytes_of, pack, unpack
+from shapestream_engine.string_arrays import LENGTH, PIECE_NBYTES, check, nbytes_of, pack, unpack
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=12)
 
@@ -90,3 +90,25 @@ def test_bytes_may_be_anything() -> None:
         b"\xc3\x00",
         b"\xff",
     ]
+
+
+@pytest.mark.parametrize("character", ["a", "é", "語", "😀"])
+@pytest.mark.parametrize("before", range(5))
+def test_long_texts_are_checked_in_pieces(character: str, before: int) -> None:
+    """Wherever a piece ends, it may cut a character. A wrong byte is told by its element, in any piece and between two."""
+    texts = ["x" * before, character * (2 * PIECE_NBYTES), "", character]
+    sizes, buffer = pack("str", objects(texts))
+    assert len(texts[1].encode()) == check("str", sizes, buffer)
+    contents = LENGTH.itemsize * len(texts)
+    for place in (PIECE_NBYTES - 1, PIECE_NBYTES, PIECE_NBYTES + 1, len(buffer) - contents - 1):
+        wrong = bytearray(buffer)
+        wrong[contents + place] = 0xFF
+        element = 1 if place < len((texts[0] + texts[1]).encode()) else 3
+        with pytest.raises(ShapeError, match=f"element {element} is no UTF-8"):
+            check("str", sizes, wrong)
+    with pytest.raises(ShapeError, match="element 0 is no UTF-8: unexpected end"):
+        check(
+            "str",
+            (1, PIECE_NBYTES),
+            LENGTH.type(PIECE_NBYTES).tobytes() + b"x" * (PIECE_NBYTES - 1) + b"\xc3",
+        )

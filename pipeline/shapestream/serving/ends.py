@@ -27,8 +27,9 @@ from shapestream.scheduling.actions import FailRequest
 from shapestream.scheduling.batches import Batch
 from shapestream.serving.chain_desk import ChainRequest
 from shapestream.serving.grants import Grants
+from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.port_traffic import Outgoing
-from shapestream.serving.sessions import ClientSession, KeptReplies, RequestRecord
+from shapestream.serving.sessions import ClientSession, RequestRecord
 from shapestream.serving.workers import SlotRecord
 from shapestream.telemetry.runs import Owner, Run, RunMember
 from shapestream.wire.messages import Failure, Granted, ResultEntry, Timings

@@ -20,8 +20,9 @@ from shapestream.scheduling.queueing import RequestState
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.audits import AuditBook
 from shapestream.serving.dispatcher import Dispatcher
+from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.served_models import ServedModels
-from shapestream.serving.sessions import KeptReplies, RequestRecord, Sessions
+from shapestream.serving.sessions import RequestRecord, Sessions
 from shapestream.serving.stories import MOST_TOLD, Stories
 from shapestream.serving.story_words import nothing_of, story_of
 from shapestream.serving.worker_port import WorkerPort

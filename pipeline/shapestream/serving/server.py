@@ -46,11 +46,12 @@ from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.ends import Egress, Ends, Observer
 from shapestream.serving.grants import RequestRoom, room_of
 from shapestream.serving.journal import Journal
+from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.local_port import LocalPort
 from shapestream.serving.port_traffic import Outgoing
 from shapestream.serving.readings import Readings
 from shapestream.serving.served_models import ServedModels
-from shapestream.serving.sessions import KeptReplies, Sessions
+from shapestream.serving.sessions import Sessions
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.serving.stories import Stories
 from shapestream.serving.worker_port import LastState, WorkerPort

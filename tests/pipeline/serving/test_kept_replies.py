@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import gc
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.entries import ResultEntry, failure_of, result_of
 from tests.held import held
 
-from shapestream.serving.sessions import (
+from shapestream.serving.kept_replies import (
     MAX_ABSENT,
     MOST_EXPIRED,
     OVERHEAD_NBYTES,
-    ClientId,
     ClientReplies,
     KeptReplies,
 )
+from shapestream.telemetry.runs import ClientId
 from shapestream_engine.layout import Tensors
 
 A: ClientId = (b"a" * 16, None)
@@ -163,6 +165,24 @@ def test_to_drop_a_reply_takes_as_long_however_many_were_dropped_before() -> Non
         kept.expire(60.0)
     kept.check_invariants()
     assert (0, most) == (len(kept), answered.below)
+
+
+def tracked(most: int) -> int:
+    """The objects behind so many replies that each garbage collection visits, once some have seen them."""
+    kept = kept_replies(max_bytes=1 << 24, max_replies=most)
+    answered = kept.of(A)
+    for sequence in range(0, most, 2):
+        known_by = (0, tensors(bytes(sequence)).layout)
+        kept.keep(answered, sequence, known_by, result(sequence, 16))
+        kept.keep(answered, sequence + 1, known_by, failure_of(sequence + 1, "model_error"))
+    for _ in range(6):  # each sees one level of tuples
+        gc.collect()
+    return sum(map(gc.is_tracked, held(kept)))
+
+
+def test_kept_replies_are_nothing_to_the_garbage_collector() -> None:
+    """A full store has a hundred thousand of them, and its objects would make a full collection long."""
+    assert tracked(2) == tracked(2000)
 
 
 def remembered(kept: KeptReplies) -> list[ClientId]:

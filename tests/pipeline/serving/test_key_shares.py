@@ -13,8 +13,9 @@ from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.serving.grants import room_of
+from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.served_models import ServedModel
-from shapestream.serving.sessions import ClientSession, KeptReplies, RequestRecord, Sessions
+from shapestream.serving.sessions import ClientSession, RequestRecord, Sessions
 from shapestream.settings import ServerSettings
 from shapestream.transport.curve_keys import KeyPair
 from shapestream_engine.cost_table import CostPoint, CostTable

@@ -34,9 +34,10 @@ from shapestream.scheduling.queueing import Request
 from shapestream.scheduling.slots import Slot
 from shapestream.serving import stories
 from shapestream.serving.ends import BatchEnded, End, Ends, RequestEnded, RequestRefused, run_of
+from shapestream.serving.kept_replies import ClientReplies
 from shapestream.serving.port_traffic import Outgoing
 from shapestream.serving.served_models import ServedModel
-from shapestream.serving.sessions import ClientReplies, ClientSession, RequestRecord
+from shapestream.serving.sessions import ClientSession, RequestRecord
 from shapestream.serving.stories import (
     COMPANY,
     MINUTES,

@@ -32,8 +32,9 @@ from trio.testing import wait_all_tasks_blocked
 from shapestream.chains.spec import ChainSpec
 from shapestream.scheduling.actions import FailRequest
 from shapestream.serving.ends import RequestEnded
+from shapestream.serving.kept_replies import ClientReplies
 from shapestream.serving.served_models import ServedModel
-from shapestream.serving.sessions import ClientReplies, ClientSession
+from shapestream.serving.sessions import ClientSession
 from shapestream.serving.stories import Stories
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra [otel] is not installed")
