@@ -242,10 +242,10 @@ class Dispatcher:
             return
         self._handle(events.RequestCancelled(id=request), now)
 
-    def client_left(self, session: ClientSession, now: float) -> None:
-        """Forget the unfinished requests of a client that is gone."""
+    def abandon(self, records: Sequence[RequestRecord], now: float) -> None:
+        """Forget unfinished requests of a client that is gone."""
         ids = []
-        for record in [*session.running.values()]:
+        for record in records:
             if record.served.chain is None:
                 ids.append(record.id)
             else:

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol, TypeAlias
 
 import structlog
@@ -220,7 +221,10 @@ class Receiver(Protocol):
         """End a connection that sends beyond its credit."""
 
     def serve(self, peer: bytes, item: Item, now: float) -> int:
-        """Serve an item of a connection, and return its price in points."""
+        """Serve an item of a connection, and return its price in points.
+
+        The negative of its price: a part was served, and the item is to be served again in a later turn.
+        """
 
     def end_turn(self, now: float) -> None:
         """End a turn: nothing more is served in it."""
@@ -391,8 +395,11 @@ class Inbox:
                 item = error
             if item is None:
                 mailbox.items = None
+            elif (price := serve(peer, item, now)) >= 0:
+                balance -= mailbox.price + price
             else:
-                balance -= mailbox.price + serve(peer, item, now)
+                mailbox.items = chain((item,), items)
+                balance += price
         spent = full - balance
         mailbox.balance = balance
         mailbox.unspent -= spent

@@ -158,6 +158,7 @@ class ClientSession(PeerLink):
     """
 
     __slots__ = (
+        "abandoned",
         "answered",
         "asks_first",
         "client",
@@ -193,6 +194,8 @@ class ClientSession(PeerLink):
         """The replies to this client, also in earlier sessions."""
         self.running: dict[int, RequestRecord] = {}
         """Unanswered requests by sequence number."""
+        self.abandoned = 0
+        """Unfinished requests that were abandoned before it ends, since it has many."""
         self.held_bytes = 0
         """Bytes of the tensors of `running`, without those that were granted."""
         self.asks_first = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from tests.entries import (
     OpenModel,
     ResultEntry,
     StatisticsRequest,
+    Unknown,
     Welcome,
 )
 from tests.pipeline.serving.clocks import virtual_time
@@ -31,6 +33,7 @@ from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.serving.client_port import MOST_ABANDONED
 from shapestream.serving.port_traffic import QUANTUM, TURN
+from shapestream.serving.server import Server
 from shapestream.transport.memory import memory_server
 from shapestream.wire.codec import encode
 from shapestream_engine.layout import Buffer
@@ -189,6 +192,91 @@ async def test_a_heartbeat_ends_few_silent_sessions_with_many_requests() -> None
             trio.lowlevel.remove_instrument(turns)
             assert 0 == running.server.statistics()["clients"]
     assert (4, 1) == (sum(turns.counts), max(turns.counts))
+
+
+class Queued(trio.abc.Instrument):
+    """The requests in the server's queue after each turn of the event loop."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.counts: list[int] = []
+
+    def before_io_wait(self, timeout: float) -> None:
+        """End a turn."""
+        self.counts.append(int(self._server.statistics()["scheduler"]["queued"]))
+
+    @property
+    def most_ended(self) -> int:
+        """Requests that left the queue in one turn, at most."""
+        return max(before - after for before, after in pairwise(self.counts))
+
+
+@virtual_time
+async def test_a_goodbye_of_a_client_with_many_requests_is_served_in_parts() -> None:
+    """Each takes a turn and is paid for, so another client's request comes between; then the session ends."""
+    slots = ScriptedSlots()
+    with structlog.testing.capture_logs() as logged:
+        async with memory_serving(slots, max_queued_requests=4 * MOST_ABANDONED) as running:
+            peer, other = await running.greeted(), await running.greeted(FLOODING)
+            peer.say(*[request(number) for number in range(4 * MOST_ABANDONED)])
+            await trio.testing.wait_all_tasks_blocked()
+            queued = Queued(running.server)
+            trio.lowlevel.add_instrument(queued)
+            peer.say(Goodbye())
+            other.say(request(1))
+            await trio.testing.wait_all_tasks_blocked()
+            trio.lowlevel.remove_instrument(queued)
+            assert 1 == running.server.statistics()["clients"]
+            slots.finish(await slots.next_batch())
+            slots.finish(await slots.next_batch())
+            await other.hear(ResultEntry)
+            assert 0 == running.server.statistics()["scheduler"]["queued"]
+    assert MOST_ABANDONED >= queued.most_ended
+    (left,) = [line for line in logged if line["event"] == "client left"]
+    assert ("goodbye", 4 * MOST_ABANDONED) == (left["why"], left["unfinished"])
+
+
+@pytest.mark.parametrize("how", ["it stays away", "it speaks again", "it greets again", "it comes back"])
+@virtual_time
+async def test_a_silent_session_with_many_requests_ends_in_parts(how: str) -> None:
+    """Also if its client is heard of meanwhile: it is told so, sends all of them again, and each is answered once."""
+    slots = ScriptedSlots()
+    async with memory_serving(slots, client_silence_s=3.0) as running:
+        peer = await running.greeted()
+        asked = [request(number) for number in range(1024)]
+        peer.say(*asked)
+        queued = Queued(running.server)
+        trio.lowlevel.add_instrument(queued)
+        await trio.sleep(4.5)
+        assert 0 < running.server.statistics()["scheduler"]["queued"] < 1023
+        match how:
+            case "it speaks again":
+                while not any(isinstance(entry, Unknown) for entry in peer.heard):
+                    peer.say(Heartbeat())
+                    await trio.sleep(1.0)
+                    peer.take_arrived()
+            case "it comes back":
+                peer = running.client()
+            case "it stays away":
+                await trio.sleep(5.0)
+        if how == "it stays away":
+            assert (0, 0) == (
+                running.server.statistics()["clients"],
+                running.server.statistics()["scheduler"]["queued"],
+            )
+        trio.lowlevel.remove_instrument(queued)
+        assert MOST_ABANDONED >= queued.most_ended
+        peer.heard.clear()
+        await peer.open_session(CLIENT, "echo")
+        peer.say(*asked)
+        answered: list[int] = []
+        while len(answered) < 1024:
+            with trio.move_on_after(0.5):
+                slots.finish(await slots.next_batch())
+            peer.say(Heartbeat())
+            peer.take_arrived()
+            answered = [entry.sequence for entry in peer.heard if isinstance(entry, ResultEntry)]
+        assert list(range(1024)) == sorted(answered)
 
 
 @virtual_time
