@@ -566,7 +566,7 @@ def served(folder: Path, *, profiles: bool = False) -> Iterator[Victim]:
     config, log = folder / "attacked.yaml", folder / "attacked.log"
     config.write_text(
         f"server:\n  listen: ['{address}']\n"
-        f"  http: {{address: '{HOST}:0', token_file: tokens, tei: sentences}}\n"
+        f"  http: {{address: '{HOST}:0', token_file: tokens, texts: sentences}}\n"
         f"  grpc: {{address: '{HOST}:0', token_file: tokens}}\n" + _MODELS
     )
     paths = os.pathsep.join([str(patch), str(Path(__file__).parents[1])])

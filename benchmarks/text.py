@@ -87,7 +87,7 @@ def _served(stack: ExitStack, folder: Path, model: Path) -> tuple[Child, str, in
     address, port = f"ipc://{folder}/text.sock", free_port()
     path, log = folder / "text.yaml", folder / "text.log"
     path.write_text(
-        f"server:\n  listen: ['{address}']\n  http: {{address: '{HOST}:{port}', openai: minilm}}\n"
+        f"server:\n  listen: ['{address}']\n  http: {{address: '{HOST}:{port}', texts: minilm}}\n"
         f"models:\n  - {{name: minilm, path: {json.dumps(str(model))}, engine: openvino}}\n"
         f"in_process: {{slots: {CORES}, threads: 1}}\nlogging: {{level: warning}}\n"
     )

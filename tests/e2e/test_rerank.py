@@ -26,7 +26,7 @@ pytestmark = pytest.mark.e2e
 YAML = """\
 server:
   listen: [ipc://s.sock]
-  http: {address: "127.0.0.1:0", openai: ranker, tei: ranker}
+  http: {address: "127.0.0.1:0", texts: ranker}
 models: [{name: ranker, path: ranker, engine: ENGINE, calibration_s: 0}]
 workers: [{count: 2, slots: 1}]
 """

@@ -152,15 +152,20 @@ def test_check_takes_the_chain(workplace: Any) -> None:
     """And refuses its encoder, which takes no texts, in its place."""
     ran = workplace.invoke("check", str(workplace.write(SERVED)))
     assert 0 == ran.exit_code, ran.output
-    ran = workplace.invoke("check", str(workplace.write(SERVED.replace("tei: sentences", "tei: encoder"))))
+    ran = workplace.invoke(
+        "check", str(workplace.write(SERVED.replace("texts: sentences", "texts: encoder")))
+    )
     assert 3 == ran.exit_code
-    assert "server.http.tei: 'encoder' embeds no texts: it needs one input of element type str" in ran.output
+    assert (
+        "server.http.texts[0]: 'encoder' embeds no texts: it needs one input of element type str"
+        in ran.output
+    )
 
 
 FOLDER = """\
     server:
       listen: [ipc://s.sock]
-      http: {address: "127.0.0.1:0", openai: sentences, tei: sentences}
+      http: {address: "127.0.0.1:0", texts: sentences}
     models: [{name: sentences, path: FOLDER, calibration_s: 0, trust: true}]  # what proves it is tested elsewhere
     workers: [{count: 1, slots: 1}]
 """

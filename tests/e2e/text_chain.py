@@ -14,7 +14,7 @@ import words
 SERVED = """\
     server:
       listen: [ipc://s.sock]
-      http: {address: "127.0.0.1:0", openai: sentences, tei: sentences}
+      http: {address: "127.0.0.1:0", texts: sentences}
     models:
       - name: tokens
         function: words:tokenise

@@ -136,13 +136,24 @@ def test_the_export_is_for_the_task(tmp_path: Path) -> None:
 
 
 YAML = """\
-server: {http: {address: "127.0.0.1:0", openai: [ranker, ranker.encoder], tei: ranker}}
+server: {http: {address: "127.0.0.1:0", texts: [ranker, ranker.encoder]}}
 models:
   - name: ranker
     path: model
     tokenizer: TOKENIZER
 in_process: true
 """
+
+
+def test_all_folders_of_texts_are_served_without_their_names(tmp_path: Path) -> None:
+    """`true` is the names of the folders, in their order; an error points to it."""
+    write_cross_encoder(tmp_path / "model", 2, config(id2label={"0": "bad", "1": "good"}))
+    text = YAML.replace("TOKENIZER", "{}").replace("[ranker, ranker.encoder]", "true")
+    (tmp_path / "server.yaml").write_text(text)
+    loaded = load_settings(tmp_path / "server.yaml")
+    assert loaded.settings.server.http is not None
+    assert ("ranker",) == loaded.settings.server.http.texts
+    assert "server.yaml:1:" in loaded.problem(("server", "http", "texts", 0), "x")
 
 
 def test_a_gateway_is_told_of_the_parts_and_labels(tmp_path: Path) -> None:
@@ -156,9 +167,9 @@ def test_a_gateway_is_told_of_the_parts_and_labels(tmp_path: Path) -> None:
     ]
     port = GatewayPort.open(loaded.settings.server.http, loaded)
     port.socket.close()
-    options = port.options[port.options.index("--openai") :]
+    options = port.options[port.options.index("--texts") :]
     assert [
-        *("--openai", "ranker", "--openai", "ranker.encoder", "--tei", "ranker"),
+        *("--texts", "ranker", "--texts", "ranker.encoder"),
         *("--labels", 'ranker=["b\\u00e4d=", "go od"]', "--encoder", "ranker=ranker.encoder"),
         *("--largest-token", f"ranker={LARGEST}", "--tokenizer", "ranker=ranker.tokens"),
     ] == options
@@ -187,4 +198,4 @@ def test_check_refuses_the_encoder_as_a_service(tmp_path: Path) -> None:
     )
     (tmp_path / "server.yaml").write_text(text)
     (problem,) = check_configuration(load_settings(tmp_path / "server.yaml")).problems
-    assert "server.http.openai[1]: 'ranker.encoder' embeds no texts" in problem
+    assert "server.http.texts[1]: 'ranker.encoder' embeds no texts" in problem

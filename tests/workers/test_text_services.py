@@ -62,18 +62,17 @@ def loaded(folder: Path, services: str) -> LoadedSettings:
     [
         ("", []),
         (
-            ", openai: folder",
-            ["--openai", "folder", "--encoder", "folder=encoder", "--tokenizer", "folder=tokens"],
+            ", texts: folder",
+            ["--texts", "folder", "--encoder", "folder=encoder", "--tokenizer", "folder=tokens"],
         ),
-        (", tei: folder", ["--tei", "folder", "--encoder", "folder=encoder", "--tokenizer", "folder=tokens"]),
         (
-            ", tei: folder, openai: [alone, folder, encoder]",
+            ", texts: [alone, folder, encoder]",
             [
-                *("--openai", "alone", "--openai", "folder", "--openai", "encoder", "--tei", "folder"),
+                *("--texts", "alone", "--texts", "folder", "--texts", "encoder"),
                 *("--encoder", "folder=encoder", "--tokenizer", "folder=tokens"),
             ],
         ),
-        (", tei: other", ["--tei", "other", "--encoder", "other=scaler", "--tokenizer", "other=tokens"]),
+        (", texts: other", ["--texts", "other", "--encoder", "other=scaler", "--tokenizer", "other=tokens"]),
     ],
 )
 def test_a_gateway_is_told_of_the_stages(tmp_path: Path, services: str, options: list[str]) -> None:
@@ -87,7 +86,7 @@ def test_a_gateway_is_told_of_the_stages(tmp_path: Path, services: str, options:
 
 def test_a_gateway_is_told_of_the_largest_token(tmp_path: Path) -> None:
     """That of the encoder's probe, since the encoder was proved with no larger one."""
-    settings = loaded(tmp_path, ", tei: folder").settings
+    settings = loaded(tmp_path, ", texts: folder").settings
     text = (tmp_path / "server.yaml").read_text()
     probe = "name: encoder\n    probe: {input_ids: {integers: [1, 30521]}}\n"
     (tmp_path / "server.yaml").write_text(text.replace("name: encoder\n", probe))
@@ -101,8 +100,8 @@ def test_a_gateway_is_told_of_the_largest_token(tmp_path: Path) -> None:
 
 def test_check_refuses_models_and_chains_that_embed_no_texts(tmp_path: Path) -> None:
     """With the place of each, and what it would need."""
-    found = check_configuration(loaded(tmp_path, ", tei: encoder, openai: [folder]")).problems
-    for place, name in (("server.http.tei", "encoder"), ("server.http.openai[0]", "folder")):
+    found = check_configuration(loaded(tmp_path, ", texts: [encoder, folder]")).problems
+    for place, name in (("server.http.texts[0]", "encoder"), ("server.http.texts[1]", "folder")):
         (problem,) = [line for line in found if place in line]
         assert problem.startswith(f"{tmp_path}/server.yaml:1:")
         assert f"{name!r} embeds no texts: it needs one input of element type str" in problem

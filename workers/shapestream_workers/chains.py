@@ -61,14 +61,10 @@ def service_options(
     settings: HttpSettings, loaded: Settings, labels: Mapping[str, Sequence[str]] = MappingProxyType({})
 ) -> list[str]:
     """Return the options of a gateway's command line for its services. `labels`: of each folder's model that has them."""
-    options: list[str] = []
+    options = [word for name in settings.texts for word in ("--texts", name)]
     specs = {chain.name: chain.spec() for chain in loaded.chains}
     models = loaded.models_by_name
-    for name in settings.openai:
-        options += ["--openai", name]
-    if settings.tei is not None:
-        options += ["--tei", settings.tei]
-    for name in dict.fromkeys(name for _, name in settings.services()):
+    for name in dict.fromkeys(settings.texts):
         if labels.get(name):
             options += ["--labels", f"{name}={json.dumps(labels[name])}"]
         if (spec := specs.get(name)) is not None:

@@ -244,15 +244,9 @@ def gateway(
     default_priority_level: Annotated[
         int, typer.Option(min=1, metavar="LEVEL", help="Triton's level of requests without a priority.")
     ] = 1,
-    openai: Annotated[
+    texts: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME", help="HTTP: a model or chain of texts, at /v1/embeddings or /v1/rerank."
-        ),
-    ] = None,
-    tei: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="HTTP: the one behind text-embeddings-inference's endpoints."),
+        typer.Option(metavar="NAME", help="HTTP: a model or chain of texts; the first is TEI's."),
     ] = None,
     encoder: Annotated[
         list[str] | None,
@@ -326,8 +320,7 @@ def gateway(
             from shapestream.gateway.options import text_services
 
             services = text_services(
-                openai or (),
-                tei,
+                texts or (),
                 encoders=_pairs("--encoder", encoder),
                 tokenizers=_pairs("--tokenizer", tokenizer),
                 largest_tokens=_numbers("--largest-token", largest_token),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import trio
 
 from shapestream.addresses import is_beyond_loopback
 from shapestream.errors import ConfigurationError
-from shapestream.gateway.options import TextServices
+from shapestream.gateway.options import TextService
 from shapestream.settings.server_settings import LAME_DUCK_S
 from shapestream.transport.guards import raise_descriptor_limit
 from shapestream.transport.http_listener import listen_at, place_of, reserve_at
@@ -118,7 +118,7 @@ def run_http(
     *,
     inherited: int | None,
     max_body: int,
-    services: TextServices,
+    services: Mapping[str, TextService],
 ) -> int:
     """Speak HTTP until told to stop, and return the exit status. `inherited`: the number of a socket that listens."""
     from shapestream.gateway.gateway import GatewayOptions, run_gateway

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +15,7 @@ import trio
 from shapestream.addresses import is_beyond_loopback
 from shapestream.client import trio_client
 from shapestream.client.async_face import Client
-from shapestream.gateway.options import ForwardingOptions, TextServices, log_end, log_left
+from shapestream.gateway.options import ForwardingOptions, TextService, log_end, log_left
 from shapestream.gateway.routes import Routes
 from shapestream.transport.http_listener import place_of
 from shapestream.web.ending import LEAVE, Asked, AskedToEnd
@@ -35,7 +35,7 @@ class GatewayOptions(ForwardingOptions):
 
     tls: ssl.SSLContext | None = None
     limits: HttpLimits = field(default_factory=HttpLimits)
-    services: TextServices = field(default_factory=TextServices)
+    services: Mapping[str, TextService] = field(default_factory=dict)
     """The models of texts for clients of OpenAI's, Cohere's and TEI's APIs."""
 
 

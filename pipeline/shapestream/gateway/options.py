@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import structlog
@@ -75,36 +75,22 @@ class TextService:
     """The names of the scores of a model that scores texts; empty: they are not known."""
 
 
-@value
-class TextServices:
-    """The services of a gateway."""
-
-    openai: Mapping[str, TextService] = field(default_factory=dict)
-    """By the name that callers ask for, at `/v1/embeddings` and `/v1/rerank`."""
-    tei: TextService | None = None
-    """The service of `/embed`, `/rerank` and their neighbours."""
-
-
 def text_services(
-    openai: Iterable[str] = (),
-    tei: str | None = None,
+    names: Iterable[str] = (),
     *,
     encoders: Mapping[str, str] = MappingProxyType({}),
     tokenizers: Mapping[str, str] = MappingProxyType({}),
     largest_tokens: Mapping[str, int] = MappingProxyType({}),
     labels: Mapping[str, Sequence[str]] = MappingProxyType({}),
-) -> TextServices:
-    """Return the services of these names. By default their models are called as those of a folder are: `NAME.encoder`."""
-
-    def service(name: str) -> TextService:
-        return TextService(
+) -> Mapping[str, TextService]:
+    """Return the services by name. By default their models are called as those of a folder are: `NAME.encoder`."""
+    return {
+        name: TextService(
             name=name,
             encoder=encoders.get(name, f"{name}.encoder"),
             tokenizer=tokenizers.get(name, f"{name}.tokens"),
             largest_token=largest_tokens.get(name),
             labels=tuple(labels.get(name, ())),
         )
-
-    return TextServices(
-        openai={name: service(name) for name in openai}, tei=None if tei is None else service(tei)
-    )
+        for name in names
+    }

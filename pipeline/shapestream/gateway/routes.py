@@ -10,9 +10,12 @@ its own form. What is served is in the configuration; without it there is no suc
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import cached_property, partial
 from importlib.resources import files
+from itertools import islice
 from math import inf
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import trio
@@ -20,7 +23,7 @@ import trio
 import shapestream
 from shapestream.client.async_face import Client
 from shapestream.errors import DeadlineExceeded, RequestError
-from shapestream.gateway.errors import OWN_ID, http_error
+from shapestream.gateway.errors import OWN_ID, UnknownModel, http_error
 from shapestream.gateway.infer_request import (
     HEAD_LENGTH,
     converted_nbytes,
@@ -54,7 +57,7 @@ from shapestream.gateway.openai_api import (
     read_request,
     unknown_model,
 )
-from shapestream.gateway.options import TextServices
+from shapestream.gateway.options import TextService
 from shapestream.gateway.rerank_api import ranking_response, read_ranking
 from shapestream.gateway.tei_api import (
     EMBEDS,
@@ -94,7 +97,7 @@ class Routes:
         tokens: Tokens | None = None,
         by_loopback: bool = False,
         default_priority_level: int = DEFAULT_PRIORITY_LEVEL,
-        services: TextServices | None = None,
+        services: Mapping[str, TextService] = MappingProxyType({}),
     ) -> None:
         """Without `tokens`, callers are told apart by their addresses. `by_loopback`: nothing else protects the port."""
         self.leaves = False
@@ -107,9 +110,7 @@ class Routes:
         self._told_counters = ServerCounters(client)
         self._in_flight = Quotas(lambda: client.window_requests, "requests in flight")
         """All callers' requests at the server. Beyond the client's window they would wait in one queue, whoever asks."""
-        self._texts = TextRoutes(
-            client, services or TextServices(), self._long_steps, self._model_ready, self._in_flight
-        )
+        self._texts = TextRoutes(client, services, self._long_steps, self._model_ready, self._in_flight)
         self._open_to_all = frozenset((*OPEN_TO_ALL, *self._texts.open_to_all))
         self._pages: dict[str, Methods] = {
             "/v2": {"GET": self._server},
@@ -318,6 +319,7 @@ Page: TypeAlias = Callable[[HttpRequest], Awaitable[HttpResponse]]
 Methods: TypeAlias = Mapping[str, Page]
 """The methods of a path, and their handlers."""
 ModelPage: TypeAlias = Callable[[str, HttpRequest], Awaitable[HttpResponse]]
+CallsPage: TypeAlias = Callable[[TextCalls, HttpRequest], Awaitable[HttpResponse]]
 ErrorForm: TypeAlias = Callable[[RequestError | HttpError], HttpError]
 
 
@@ -327,7 +329,7 @@ class TextRoutes:
     def __init__(
         self,
         client: Client,
-        services: TextServices,
+        services: Mapping[str, TextService],
         steps: LongSteps,
         ready: ModelPage,
         in_flight: Quotas,
@@ -336,45 +338,41 @@ class TextRoutes:
         self._client = client
         self._steps = steps
         self._ready = ready
-        self._openai = {
-            name: TextCalls(client, service, in_flight) for name, service in services.openai.items()
-        }
+        self._calls = {name: TextCalls(client, service, in_flight) for name, service in services.items()}
         self.pages: dict[str, Methods] = {}
         """The paths, except those that name a model."""
-        if services.openai:
+        self._tei_paths: frozenset[str] = frozenset()
+        for name, calls in islice(self._calls.items(), 1):  # TEI's clients name no model
+            health = partial(self._health, name)
+            pages: dict[str, Methods] = {
+                "/": {"POST": partial(self._embed_or_score, calls), "GET": health},
+                "/embed": {"POST": partial(self._by_first, self._embed, scores=False)},
+                "/rerank": {"POST": partial(self._by_first, self._rerank, scores=True)},
+                "/predict": {"POST": partial(self._by_first, self._predict, scores=True)},
+                "/embed_sparse": {"POST": partial(self._by_first, self._embed_sparse, scores=False)},
+                "/tokenize": {"POST": partial(self._tokenize, calls)},
+                "/info": {"GET": partial(self._info, name, calls)},
+                "/health": {"GET": health},
+            }
+            self._tei_paths = frozenset(pages)
             self.pages = {
                 "/v1/embeddings": {"POST": self._embeddings},
                 **{path: {"POST": self._rank} for path in RANKINGS},
                 "/v1/models": {"GET": self._models},
+                **pages,
             }
-        self._tei_paths: frozenset[str] = frozenset()
-        if (tei := services.tei) is not None:
-            calls = TextCalls(client, tei, in_flight)
-            health = partial(self._health, tei.name)
-            pages: dict[str, Methods] = {
-                "/": {"POST": partial(self._embed_or_score, calls), "GET": health},
-                "/embed": {"POST": partial(self._embed, calls)},
-                "/rerank": {"POST": partial(self._rerank, calls)},
-                "/predict": {"POST": partial(self._predict, calls)},
-                "/embed_sparse": {"POST": partial(self._embed_sparse, calls)},
-                "/tokenize": {"POST": partial(self._tokenize, calls)},
-                "/info": {"GET": partial(self._info, tei.name, calls)},
-                "/health": {"GET": health},
-            }
-            self._tei_paths = frozenset(pages)
-            self.pages |= pages
         self.open_to_all = TEI_OPEN_TO_ALL if self._tei_paths else ()
         """Paths that ask for no token where they are read."""
 
     def page_of_model(self, path: str) -> Methods | None:
         """Return the methods of a path that names a model; None for any other."""
-        if self._openai and path.startswith(MODELS):
+        if self._calls and path.startswith(MODELS):
             return {"GET": partial(self._model, path.removeprefix(MODELS))}
         return None
 
     def form_of(self, path: str) -> ErrorForm | None:
         """Return the form of errors at a path; None for the common one."""
-        if self._openai and (path.startswith("/v1/") or path in RANKINGS):
+        if self._calls and (path.startswith("/v1/") or path in RANKINGS):
             return openai_error
         return tei_error if path in self._tei_paths else None
 
@@ -395,17 +393,17 @@ class TextRoutes:
         return await self._steps.run_slices(nbytes, written)
 
     def _named(self, model: str) -> TextCalls:
-        calls = self._openai.get(model)
+        calls = self._calls.get(model)
         if calls is None:
-            raise unknown_model(model, self._openai)
+            raise unknown_model(model, self._calls)
         return calls
 
     async def _models(self, request: HttpRequest) -> HttpResponse:
-        return HttpResponse(body=(write_json(models_page(self._openai)),))
+        return HttpResponse(body=(write_json(models_page(self._calls)),))
 
     async def _model(self, name: str, request: HttpRequest) -> HttpResponse:
-        if name not in self._openai:
-            raise unknown_model(name, self._openai)
+        if name not in self._calls:
+            raise unknown_model(name, self._calls)
         return HttpResponse(body=(write_json(model_page(name)),))
 
     # ---------------------------------------------------------------- TEI
@@ -415,6 +413,16 @@ class TextRoutes:
         found = await calls.embed(asked.inputs, asked.form, request, truncate=asked.truncate)
         written = embed_response(asked, found.vectors, found.request_id)
         return await self._steps.run_slices(found.vectors.nbytes, written)
+
+    async def _by_first(self, page: CallsPage, request: HttpRequest, *, scores: bool) -> HttpResponse:
+        """Answer by the first service that scores texts, or that does not; by the first of all where there is none."""
+        first = next(iter(self._calls.values()))
+        for calls in self._calls.values():
+            with suppress(UnknownModel):
+                if (await calls.scoring() is not None) is scores:
+                    first = calls
+                    break
+        return await page(first, request)
 
     async def _embed_or_score(self, calls: TextCalls, request: HttpRequest) -> HttpResponse:
         """Answer as the page of the model's kind."""

@@ -44,7 +44,7 @@ def expand_folders(source: YamlSource, base: Path, *, files_must_exist: bool) ->
     models = values.get("models") if isinstance(values, dict) else None
     if not isinstance(models, list):
         return ()
-    found = []
+    found, served = [], []
     for index, model in enumerate(models.copy()):
         folder = _folder_of(model, base)
         if folder is None:
@@ -52,6 +52,7 @@ def expand_folders(source: YamlSource, base: Path, *, files_must_exist: bool) ->
         if not folder.exists():
             if not files_must_exist and folder.suffix not in ENGINES_OF_SUFFIX:
                 _put(source, ("models", index), unread(model["name"], model, str(folder)))
+                served.append(model["name"])
             continue
         if not has_text_model(folder):
             continue
@@ -67,7 +68,18 @@ def expand_folders(source: YamlSource, base: Path, *, files_must_exist: bool) ->
             source.refused.add(place)
         else:
             _put(source, place, made)
+            served.append(made.name)
+    _serve_texts(source, served)
     return tuple(found)
+
+
+def _serve_texts(source: YamlSource, names: list[str]) -> None:
+    """Replace `server.http.texts: true` by the names of the folders, if there are any."""
+    match source.values:
+        case {"server": {"http": {"texts": True} as http}} if names:
+            place: Location = ("server", "http", "texts")
+            http["texts"] = names
+            source.origins.update({(*place, index): place for index in range(len(names))})
 
 
 def _folder_of(model: Any, base: Path) -> Path | None:

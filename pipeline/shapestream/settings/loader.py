@@ -39,6 +39,7 @@ _BOUNDS: Mapping[str, tuple[str, str]] = {
 }
 
 
+_TEXTS = "write texts: NAME, or a list of names, or true for all folders of texts"
 _BY_HAND = "a gateway that is started by hand has it as an option: shapestream gateway --help"
 REMOVED: Mapping[str, str] = {
     "server.hang_min_s": "it is 10 s, or 2 x worker_silence_s; a model's own limit is batching.hang_after_s",
@@ -55,7 +56,8 @@ REMOVED: Mapping[str, str] = {
     "server.security.mode": "write security: network, or keys without a mode",
     "server.http.default_priority_level": f"requests have the level 1, and p is the priority 1 - p; {_BY_HAND}",
     "server.grpc.default_priority_level": f"requests have the level 1, and p is the priority 1 - p; {_BY_HAND}",
-    "server.http.openai.embeddings": "write openai: NAME, or a list of names",
+    "server.http.openai": f"{_TEXTS}",
+    "server.http.tei": f"{_TEXTS}; TEI's clients get the first",
     "server.grpc.max_message": "write max_body, as for http",
     "server.grpc.max_calls": f"a process has 128 calls at a time: raise processes; {_BY_HAND}",
     "models.tokenizer.lower_case": "tokenizer.json lowers texts by its normalizer; a folder's files are read for it",

@@ -66,24 +66,28 @@ class GatewaySettings(TokenPort):
     """Bytes of one request's body or message, at most, after it is decompressed."""
 
 
+def read_texts(value: Any) -> Any:
+    """Read a list of names, or one name. `true` has been replaced by the names of the folders, where there are any."""
+    if value is True:
+        raise wrong("no path of a model is a folder of texts (write the names of the models or chains)")
+    return () if value is False else read_list(value)
+
+
 class HttpSettings(GatewaySettings):
     """HTTP for clients of the Open Inference Protocol (docs/http.md). HOST:PORT is short for {address}."""
 
     max_connection_s: float = Field(default=300.0, gt=0, le=86400, allow_inf_nan=False)
     """Age in seconds, a tenth more or less, from which a connection ends with its next answer."""
-    openai: Annotated[tuple[str, ...], BeforeValidator(read_list, json_schema_input_type=str | list[str])] = (
-        Field(default=(), strict=False)
-    )
-    """Names of models and chains of texts, at OpenAI's /v1/embeddings and Cohere's /v1/rerank. Default: none."""
-    tei: str | None = None
-    """Name of the model or chain behind the endpoints of text-embeddings-inference: /embed or /rerank. Default: none."""
+    texts: Annotated[
+        tuple[str, ...], BeforeValidator(read_texts, json_schema_input_type=bool | str | list[str])
+    ] = Field(default=(), strict=False)
+    """Models and chains that embed texts or rank them, for clients of OpenAI, Cohere and TEI; `true`: all folders of texts.
+    TEI's clients, who name no model, get the first."""
 
     def services(self) -> Iterator[tuple[Location, str]]:
         """Yield the models and chains that endpoints for texts name, each with its place."""
-        for index, name in enumerate(self.openai):
-            yield ("openai", index), name
-        if self.tei is not None:
-            yield ("tei",), self.tei
+        for index, name in enumerate(self.texts):
+            yield ("texts", index), name
 
 
 class GrpcSettings(GatewaySettings):

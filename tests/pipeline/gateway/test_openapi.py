@@ -27,13 +27,13 @@ from shapestream.web.tokens import Tokens
 
 TOLD = json.loads(files("shapestream.gateway").joinpath("openapi.json").read_text())
 """The description, with the pages of all services."""
-BOTH = {"openai": ["sentences", "listed", "numbers", "gone"], "tei": "sentences"}
+BOTH = {"names": ["sentences", "listed", "numbers", "gone"]}
 RANKED = {"/v1/rerank", "/v2/rerank"}
 OPENAI = {"/v1/embeddings", *RANKED, "/v1/models", "/v1/models/{model}"}
 SCORED = {"/rerank", "/predict"}
 TEI = {"/", "/embed", "/embed_sparse", *SCORED, "/tokenize", "/info", "/health"}
 EMBED = {"model": "sentences", "input": ["banana", ""]}
-RANKING = {"openai": ["ranker", "sentences"], "tei": "ranker"}
+RANKING = {"names": ["ranker", "sentences"]}
 RERANK = {"query": "an", "texts": ["banana", ""]}
 RANK = {"model": "ranker", "query": "an", "documents": ["banana", {"text": ""}]}
 
@@ -133,7 +133,7 @@ async def test_a_gateway_without_services_for_texts_describes_none(site: Gateway
 
 @pytest.mark.parametrize(
     ("services", "paths"),
-    [({"openai": ["sentences"]}, OPENAI), ({"tei": "sentences"}, TEI), (BOTH, OPENAI | TEI)],
+    [({}, set()), (BOTH, OPENAI | TEI)],
 )
 def test_services_for_texts_are_described_where_they_are_served(
     services: dict[str, Any], paths: set[str]
@@ -184,7 +184,7 @@ async def test_answers_are_as_described(site: TextSite, method: str, path: str, 
         assert is_described(path, content)
 
 
-@on_text_site(tei="listed")
+@on_text_site(names=["listed"])
 async def test_what_tei_does_not_know_is_null_as_described(site: TextSite) -> None:
     """Without an encoder, the most tokens of a text."""
     check(await site.ask("GET", "/info"), "GET", "/info")
@@ -212,7 +212,7 @@ async def test_answers_with_scores_are_as_described(site: TextSite, path: str, c
     check(await site.ask("GET", "/info"), "GET", "/info")
 
 
-@on_text_site(tei="classes")
+@on_text_site(names=["classes"])
 async def test_answers_with_labels_are_as_described(site: TextSite) -> None:
     """Also at the root. Such a model ranks nothing."""
     for path in ("/", "/predict"):
@@ -308,7 +308,7 @@ async def test_refusals_are_as_described(
 def test_a_tei_that_lacks_its_model_answers_as_described(tei: str, status: int, pages: list[str]) -> None:
     """A model that is of another kind, or is not there."""
 
-    @on_text_site(tei=tei)
+    @on_text_site(names=[tei])
     async def test(site: TextSite) -> None:
         for page in pages:
             method, path = page.split()
@@ -319,7 +319,7 @@ def test_a_tei_that_lacks_its_model_answers_as_described(tei: str, status: int, 
     test()
 
 
-@on_text_site(tei="sentences")
+@on_text_site(names=["sentences"])
 async def test_a_silent_server_is_answered_for_as_described(site: TextSite) -> None:
     """Its model is not ready, and nothing is known of it."""
     site.server.go_silent()

@@ -12,7 +12,7 @@ from tests.pipeline.gateway.text_site import TextSite, labelled, logit, on_text_
 from shapestream.errors import Overloaded
 from shapestream.web.tokens import Tokens
 
-RANKING = {"openai": ["ranker", "sentences", "classes"], "tei": "ranker"}
+RANKING = {"names": ["ranker", "sentences", "classes"]}
 QUERY, TEXTS = "an", ["", "banana", "an", "a long text with an answer", "banana"]
 ORDER = [1, 4, 2, 0, 3]
 """The texts by their scores; equal ones keep their order."""
@@ -71,7 +71,7 @@ async def test_clients_of_cohere_and_jina_rank_documents(site: TextSite, path: s
 
 
 @pytest.mark.parametrize("path", ["/predict", "/"])
-@on_text_site(tei="classes", labels={"classes": ["long", "one", "a"]})
+@on_text_site(names=["classes"], labels={"classes": ["long", "one", "a"]})
 async def test_tei_tells_labels_of_texts(site: TextSite, path: str) -> None:
     """Of one text or of several, each with its probabilities, the largest first."""
     powers = {
@@ -116,7 +116,7 @@ async def test_a_cut_may_be_forbidden(site: TextSite) -> None:
     assert "text 0 has 29 tokens, and the model takes" in reply.content["error"]
 
 
-@on_text_site(tei="classes")
+@on_text_site(names=["classes"])
 async def test_a_model_that_hides_its_cuts_cannot_forbid_them(site: TextSite) -> None:
     """Nothing runs then."""
     reply = await site.ask("POST", "/predict", {"inputs": "a", "truncate": False})
@@ -136,9 +136,36 @@ async def test_models_of_another_kind_are_refused(site: TextSite) -> None:
         assert (400, True) == (reply.status, words in reply.content["error"]["message"])
     reply = await site.ask("POST", "/v1/embeddings", {"model": "ranker", "input": "a"})
     assert (400, True) == (reply.status, "embeds no texts" in reply.content["error"]["message"])
-    reply = await site.ask("POST", "/embed", {"inputs": "a"})
-    assert (424, "Backend") == (reply.status, reply.content["error_type"])
     assert ["classes"] == site.models  # its signature does not tell how many scores it gives
+
+
+@on_text_site(names=["gone", "ranker", "sentences", "listed"])
+async def test_tei_asks_the_first_model_that_can_answer(site: TextSite) -> None:
+    """Of several names, since TEI's clients name none; one that the server does not know is passed over."""
+    await site.post("/embed", {"inputs": "a"})
+    await site.post("/embed_sparse", {"inputs": "a"})
+    await site.post("/rerank", {"query": "a", "texts": ["a"]})
+    await site.post("/predict", {"inputs": "a"})
+    assert ["sentences", "sentences", "ranker", "ranker"] == site.models
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "body"),
+    [
+        ("ranker", "/embed", {"inputs": "a"}),
+        ("sentences", "/rerank", {"query": "a", "texts": ["a"]}),
+    ],
+)
+def test_tei_refuses_what_no_model_gives(name: str, path: str, body: dict[str, Any]) -> None:
+    """As the backend's fault."""
+
+    @on_text_site(names=[name])
+    async def test(site: TextSite) -> None:
+        reply = await site.ask("POST", path, body)
+        assert (424, "Backend") == (reply.status, reply.content["error_type"])
+        assert [] == site.server.requests
+
+    test()
 
 
 @on_text_site(**RANKING)

@@ -20,7 +20,7 @@ from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
 from shapestream.web.quotas import Quotas
 from shapestream.web.tokens import Tokens
 
-BOTH = {"openai": ["sentences", "listed", "numbers", "gone"], "tei": "sentences"}
+BOTH = {"names": ["sentences", "listed", "numbers", "gone"]}
 TEXTS = ["", "banana", "😀"]
 VECTORS = [*map(vector, TEXTS)]
 UNLIMITED = Quotas(lambda: 1024, "requests in flight")
@@ -60,7 +60,7 @@ async def test_a_cut_may_be_forbidden(site: TextSite, page: str) -> None:
     assert 1 == len(await site.post(page, {"inputs": "a", "truncate": False}))
 
 
-@on_text_site(tei="listed")
+@on_text_site(names=["listed"])
 async def test_a_model_that_hides_its_cuts_cannot_forbid_them(site: TextSite) -> None:
     """Nothing runs then."""
     reply = await site.ask("POST", "/embed", {"inputs": "a", "truncate": False})
@@ -175,7 +175,7 @@ async def test_one_refused_list_of_tokens_fails_the_request(site: TextSite) -> N
     assert 255 == len(site.server.cancelled)
 
 
-@on_text_site(openai=["listed"])
+@on_text_site(names=["listed"])
 async def test_without_an_encoder_tokens_are_refused(site: TextSite) -> None:
     """In words that say what to send."""
     reply = await site.ask("POST", "/v1/embeddings", openai([1, 2], "listed"))
@@ -183,7 +183,7 @@ async def test_without_an_encoder_tokens_are_refused(site: TextSite) -> None:
     assert "no encoder of 'listed' is known here: send texts" == reply.content["error"]["message"]
 
 
-@on_text_site(openai=["sentences"])
+@on_text_site(names=["sentences"])
 async def test_a_token_beyond_the_encoders_numbers_is_refused(site: TextSite) -> None:
     """Its input is named."""
     reply = await site.ask("POST", "/v1/embeddings", openai([[1, 2**31]]))
@@ -192,7 +192,7 @@ async def test_a_token_beyond_the_encoders_numbers_is_refused(site: TextSite) ->
     assert [] == site.server.requests
 
 
-@on_text_site(openai=["sentences"], largest_tokens={"sentences": 500})
+@on_text_site(names=["sentences"], largest_tokens={"sentences": 500})
 async def test_tokens_of_another_model_are_refused(site: TextSite) -> None:
     """Where the largest one is known, before anything runs."""
     reply = await site.ask("POST", "/v1/embeddings", openai([[1, 500], [1, 501, 2]]))
@@ -236,7 +236,7 @@ async def test_models_are_listed(site: TextSite) -> None:
     """And each has a page. Others are not found, in OpenAI's form."""
     pages = await site.ask("GET", "/v1/models")
     assert (200, "list") == (pages.status, pages.content["object"])
-    assert BOTH["openai"] == [page["id"] for page in pages.content["data"]]
+    assert BOTH["names"] == [page["id"] for page in pages.content["data"]]
     page = await site.ask("GET", "/v1/models/sentences")
     assert pages.content["data"][0] == page.content
     assert {"id": "sentences", "object": "model"} == {key: page.content[key] for key in ("id", "object")}
@@ -265,7 +265,7 @@ async def test_tei_embeds_sparsely(site: TextSite) -> None:
     assert (424, "Backend") == (reply.status, reply.content["error_type"])
 
 
-@on_text_site(tei="sentences.tokens")
+@on_text_site(names=["sentences.tokens"])
 async def test_a_model_without_vectors_is_refused_by_tei(site: TextSite) -> None:
     """As the backend's fault, with what is needed."""
     for path in ("/embed", "/embed_sparse"):
@@ -282,7 +282,7 @@ async def test_tei_tokenises(site: TextSite) -> None:
     assert ["sentences.tokens"] == site.models
 
 
-@on_text_site(tei="listed", encoders={"listed": "sentences.encoder"}, tokenizers={"listed": "numbers"})
+@on_text_site(names=["listed"], encoders={"listed": "sentences.encoder"}, tokenizers={"listed": "numbers"})
 async def test_the_models_of_a_chain_are_set_by_name(site: TextSite) -> None:
     """Here an encoder that is right, and a tokenizer that is none."""
     assert 1 == len(await site.post("/embed", {"inputs": [[1, 2]]}))
@@ -290,7 +290,7 @@ async def test_the_models_of_a_chain_are_set_by_name(site: TextSite) -> None:
     assert (424, True) == (reply.status, "'numbers' is no tokenizer" in reply.content["error"])
 
 
-@on_text_site(tei="sentences")
+@on_text_site(names=["sentences"])
 async def test_tei_tells_of_its_model(site: TextSite) -> None:
     """By its own signature, and the bound on tokens by its encoder's."""
     info = (await site.ask("GET", "/info")).content
@@ -299,7 +299,7 @@ async def test_tei_tells_of_its_model(site: TextSite) -> None:
     assert 2048 == info["max_client_batch_size"]
 
 
-@on_text_site(tei="listed")
+@on_text_site(names=["listed"])
 async def test_tei_tells_what_it_does_not_know_as_null(site: TextSite) -> None:
     """The bound on tokens without an encoder."""
     info = (await site.ask("GET", "/info")).content
@@ -307,7 +307,7 @@ async def test_tei_tells_what_it_does_not_know_as_null(site: TextSite) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/health"])
-@on_text_site(tei="sentences")
+@on_text_site(names=["sentences"])
 async def test_tei_tells_whether_its_model_is_ready(site: TextSite, path: str) -> None:
     """With an empty body, or TEI's error."""
     asked: list[str] = []
@@ -319,7 +319,7 @@ async def test_tei_tells_whether_its_model_is_ready(site: TextSite, path: str) -
             raise failures.pop()
         return HttpResponse(body=(b"{}",))
 
-    routes = TextRoutes(site.client, text_services(tei="sentences"), LongSteps(), ready, UNLIMITED)
+    routes = TextRoutes(site.client, text_services(["sentences"]), LongSteps(), ready, UNLIMITED)
     methods, form = routes.pages[path], routes.form_of(path)
     assert form is not None
     request = HttpRequest(method="GET", path=path, query="", headers={}, body=b"", peer="")
@@ -345,8 +345,6 @@ async def test_what_is_too_large_is_413_at_both(site: TextSite) -> None:
     ("services", "paths"),
     [
         ({}, ["/v1/embeddings", "/v1/models", "/embed", "/info", "/", "/health"]),
-        ({"openai": ["sentences"]}, ["/embed", "/embed_sparse", "/tokenize", "/info", "/", "/health"]),
-        ({"tei": "sentences"}, ["/v1/embeddings", "/v1/models", "/v1/models/sentences"]),
     ],
 )
 def test_what_is_not_configured_is_not_served(services: dict[str, Any], paths: list[str]) -> None:
