@@ -99,14 +99,14 @@ chains:
   - name: lists
     inputs: {{x: emit.x}}
     stages:
-      - {{name: emit, model: emit, in: {{x: x}}}}
-      - {{name: run, model: wide, in: {{x: emit.items}}, each: item of emit.items, at_most: 64}}
+      - {{name: emit, model: emit, inputs: {{x: x}}}}
+      - {{name: run, model: wide, inputs: {{x: emit.items}}, each: item of emit.items, at_most: 64}}
     outputs: {{y: run.y}}
   - name: sentences
     inputs: {{text: tokens.text}}
     stages:
-      - {{name: tokens, model: tokens, in: {{text: text}}}}
-      - {{name: embed, model: embed, in: {{ids: tokens.input_ids}}, each: item of tokens.input_ids, at_most: 2048}}
+      - {{name: tokens, model: tokens, inputs: {{text: text}}}}
+      - {{name: embed, model: embed, inputs: {{ids: tokens.input_ids}}, each: item of tokens.input_ids, at_most: 2048}}
     outputs: {{embedding: embed.y, tokens: tokens.counts}}
 workers:
   - {{models: [small], slots: 1, threads: 1}}

@@ -42,7 +42,7 @@ SLOTS_OF_A_WORKER = 16
 YAML = """\
 server:
   listen: ["ipc://{name}.sock"]
-  http: {{address: "127.0.0.1:0", processes: 2}}
+  http: {{address: "127.0.0.1:0", count: 2}}
   max_queued_requests: 4096
 models:
   - name: sleeping

@@ -68,7 +68,7 @@ class Way:
 def _stages(*models: str, each: str = "") -> str:
     sources = ["x", *[f"s{number}.y" for number in range(len(models))]]
     return ", ".join(
-        f"{{name: s{number}, model: {model}, in: {{x: {sources[number]}}}{each if number else ''}}}"
+        f"{{name: s{number}, model: {model}, inputs: {{x: {sources[number]}}}{each if number else ''}}}"
         for number, model in enumerate(models)
     )
 

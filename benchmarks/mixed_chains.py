@@ -48,8 +48,8 @@ chains:
   - name: reading
     inputs: {{x: find.x}}
     stages:
-      - {{name: find, model: find, in: {{x: x}}}}
-      - {{name: read, model: read, in: {{x: find.y}}, each: row of find.y}}
+      - {{name: find, model: find, inputs: {{x: x}}}}
+      - {{name: read, model: read, inputs: {{x: find.y}}, each: row of find.y}}
     outputs: {{y: read.y}}
 in_process: {{slots: 1, threads: 1}}
 logging: {{level: warning}}

@@ -36,6 +36,8 @@ POOLED = "sentence_embedding"
 """Name of the output with the pooled vectors."""
 MODES = ("mean", "cls", "last", "max")
 """The ways to pool."""
+POOLINGS = 'mean, cls, last or max, and "normalize" after it for vectors of length 1'
+"""The texts that `Pooling.parse` reads."""
 _FLOATS = ("f16", "f32", "f64")
 """Element types that NumPy computes with."""
 _LEAST_TOKENS = np.float32(1e-9)
@@ -62,8 +64,16 @@ class Pooling:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise SignatureError(
-                f"unknown pooling {self.mode!r}; known are {', '.join(MODES)}", key=("pooling", "mode")
+                f"unknown pooling {self.mode!r}; known are {', '.join(MODES)}", key=("pooling",)
             )
+
+    @classmethod
+    def parse(cls, text: str) -> Pooling:
+        """Read a mode, and `normalize` after a comma: "mean, normalize". Raises `ValueError`."""
+        mode, *rest = (part.strip() for part in text.split(","))
+        if mode not in MODES or rest not in ([], ["normalize"]):
+            raise ValueError(f"expected {POOLINGS}, not {text!r}")
+        return cls(mode=mode, normalize=bool(rest))
 
     def signature(self, own: ModelSignature) -> ModelSignature:
         """Return the signature with `sentence_embedding` in place of `of`; raises `SignatureError` where it does not fit."""

@@ -38,9 +38,9 @@ MODELS = """\
       - name: reading
         inputs: {image: find.image}
         stages:
-          - {name: find, model: finder, in: {image: image}}
-          - {name: crop, model: cropper, in: {image: image, boxes: find.boxes}}
-          - {name: read, model: reader, in: {image: crop.images}, each: item of crop.images, at_most: 150}
+          - {name: find, model: finder, inputs: {image: image}}
+          - {name: crop, model: cropper, inputs: {image: image, boxes: find.boxes}}
+          - {name: read, model: reader, inputs: {image: crop.images}, each: item of crop.images, at_most: 150}
         outputs: {boxes: find.boxes, text: read.text}
 """
 PLACES = {"in process": "in_process: {slots: 2}", "workers": "workers: [{count: 2, slots: 1}]"}

@@ -35,22 +35,22 @@ SERVED = """\
       - name: hyphenate
         inputs: {text: words.text}
         stages:
-          - {name: words, model: words, in: {text: text}}
-          - {name: join, model: join, in: {words: words.words}, each: item of words.words}
-          - {name: loud, model: shout, in: {text: join.line}, each: batch of join.line}
+          - {name: words, model: words, inputs: {text: text}}
+          - {name: join, model: join, inputs: {words: words.words}, each: item of words.words}
+          - {name: loud, model: shout, inputs: {text: join.line}, each: batch of join.line}
         outputs: {line: join.line, loud: loud.loud}
       - name: by_row
         inputs: {text: shout.text}
         stages:
-          - {name: shout, model: shout, in: {text: text}, each: row of text}
-          - {name: first, model: first, in: {text: shout.loud}, each: row of shout.loud}
+          - {name: shout, model: shout, inputs: {text: text}, each: row of text}
+          - {name: first, model: first, inputs: {text: shout.loud}, each: row of shout.loud}
         outputs: {loud: shout.loud, back: shout.back, word: first.word}
       - name: skipping
         on_error: skip
         inputs: {text: words.text}
         stages:
-          - {name: words, model: words, in: {text: text}}
-          - {name: join, model: join, in: {words: words.words}, each: item of words.words}
+          - {name: words, model: words, inputs: {text: text}}
+          - {name: join, model: join, inputs: {words: words.words}, each: item of words.words}
         outputs: {line: join.line, ok: join.ok}
 """
 PLACES = {"in process": "in_process: true", "worker": "workers: [{count: 1, slots: 2}]"}

@@ -58,7 +58,7 @@ def test_a_mistake_has_its_place(workplace: Any, command: str) -> None:
     (line,) = [number for number, each in enumerate(text.splitlines(), 1) if "name: read," in each]
     column = text.splitlines()[line - 1].index("image: image") + 1
     problem = (
-        f"{config}:{line}:{column}: chains[0].stages[2].in.image: "
+        f"{config}:{line}:{column}: chains[0].stages[2].inputs.image: "
         '"image" takes [batch:1..16, height:1..64, width:1..64, 3], and image is u8 [height:8..64, width:8..64, 3]'
     )
     assert (3, problem) == (ran.exit_code, ran.stderr.splitlines()[-1])
@@ -70,16 +70,16 @@ def test_serve_in_process_refuses_a_mistake_before_it_listens(workplace: Any) ->
     served = workplace.try_serve(wrong + "    in_process: true\n")
     assert 3 == served.wait()
     assert [] == served.events("server ready")
-    assert "chains[0].stages[2].in.image" in served.log.read_text()
+    assert "chains[0].stages[2].inputs.image" in served.log.read_text()
 
 
 def test_every_setting_of_a_chain_has_its_line(workplace: Any) -> None:
-    """`--show` names the keys as they are written, `in` too."""
+    """`--show` names the keys as they are written."""
     config = workplace.write(MODELS + WORKERS)
     lines = config.read_text().splitlines()
     (line,) = [number for number, each in enumerate(lines, 1) if "name: crop," in each]
     shown = workplace.invoke("check", str(config), "--measure", "0", "--show").stdout.splitlines()
-    assert f"chains[0].stages[1].in.boxes = 'find.boxes'  ({config}:{line})" in shown
+    assert f"chains[0].stages[1].inputs.boxes = 'find.boxes'  ({config}:{line})" in shown
 
 
 def test_a_server_is_asked_for_its_chain(workplace: Any) -> None:

@@ -150,8 +150,8 @@ GATED = """\
       - name: twice
         inputs: {x: first.x}
         stages:
-          - {name: first, model: gated, in: {x: x}}
-          - {name: second, model: noted, in: {x: first.y}, each: row of first.y}
+          - {name: first, model: gated, inputs: {x: x}}
+          - {name: second, model: noted, inputs: {x: first.y}, each: row of first.y}
         outputs: {y: second.y}
     workers: [{count: 1, slots: 1}]
 """
@@ -271,7 +271,7 @@ def test_a_mistake_in_a_chain_is_found_before_anything_is_served(workplace: Any)
         ran = workplace.run(command, str(config))
         assert 3 == ran.returncode
         assert (
-            'chains[0].stages[2].in.image: "image" takes u8, and find.boxes is i64 [?, 4]'
+            'chains[0].stages[2].inputs.image: "image" takes u8, and find.boxes is i64 [?, 4]'
             in ran.stdout + ran.stderr
         )
 

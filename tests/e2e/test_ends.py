@@ -167,18 +167,17 @@ def test_over_grpc_connections_are_told_to_go_while_calls_are_taken(workplace: A
 @pytest.mark.parametrize("kind", ["http", "grpc"])
 def test_a_new_server_gets_its_part_of_connections_that_are_kept(workplace: Any, kind: str) -> None:
     """A balancer of connections knows nothing of requests; callers keep theirs for as long as they may."""
-    more = 'http: {address: "127.0.0.1:0", max_connection_s: 1}'
-    old = serve(workplace, more, name="a")
+    old = serve(workplace, 'http: "127.0.0.1:0"', name="a")
 
     def port(served: Any) -> int:
-        return port_of(served) if kind == "http" else port_of_grpc(workplace, served)
+        return port_by_hand(workplace, served, kind)
 
     with closing(ConnectionBalancer([port(old)])) as balancer, ThreadPoolExecutor(8) as pool:
         over = threading.Event()
         callers = [pool.submit(ask_by[kind], balancer.port, over.is_set) for _ in range(8)]
         try:
             until("answers", lambda: count_of(old) >= 100)
-            new = serve(workplace, more, name="b")
+            new = serve(workplace, 'http: "127.0.0.1:0"', name="b")
             balancer.ports.append(port(new))
             time.sleep(2 * MAX_CONNECTION_S)
             before = [count_of(old), count_of(new)]
@@ -255,10 +254,10 @@ def grpc_until(port: int, over: Callable[[], bool]) -> int:
 ask_by = {"http": http_until, "grpc": grpc_until}
 
 
-def port_of_grpc(workplace: Any, served: Any) -> int:
+def port_by_hand(workplace: Any, served: Any, kind: str) -> int:
     """The port of a gateway that is started by hand, with the least age of connections."""
     address = f"ipc://{served.config.with_suffix('.sock')}"
-    options = ["--grpc", "127.0.0.1:0", "--max-connection", str(MAX_CONNECTION_S)]
+    options = [f"--{kind}", "127.0.0.1:0", "--max-connection", str(MAX_CONNECTION_S)]
     (line,) = workplace.start("gateway", address, *options).wait_for("gateway ready")
     return int(line["address"].rpartition(":")[2])
 

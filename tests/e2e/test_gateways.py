@@ -53,7 +53,7 @@ def pids(served: Any) -> list[int]:
 
 def test_a_killed_gateway_costs_its_connections_and_is_started_again(workplace: Any) -> None:
     """The other one goes on; new connections find one at any time."""
-    served = serve(workplace, '{address: "127.0.0.1:0", processes: 2}')
+    served = serve(workplace, '{address: "127.0.0.1:0", count: 2}')
     port = port_of(served)
     before = pids(served)
     assert 2 == len(before)

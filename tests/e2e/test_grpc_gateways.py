@@ -112,7 +112,7 @@ def test_ready_means_that_every_port_answers(workplace: Any) -> None:
 
 def test_a_killed_gateway_costs_its_connections_and_is_started_again(workplace: Any) -> None:
     """The other one goes on; new connections that find one are answered."""
-    served = serve(workplace, '{address: "127.0.0.1:0", processes: 2}')
+    served = serve(workplace, '{address: "127.0.0.1:0", count: 2}')
     before = pids(served)
     assert 2 == len(before)
     os.kill(before[0], signal.SIGKILL)

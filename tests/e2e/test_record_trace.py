@@ -39,8 +39,8 @@ READING = """\
       - name: reading
         inputs: {a: find.a}
         stages:
-          - {name: find, model: find, in: {a: a}}
-          - {name: read, model: read, in: {a: find.sorted}, each: row of find.sorted, at_most: 32}
+          - {name: find, model: find, inputs: {a: a}}
+          - {name: read, model: read, inputs: {a: find.sorted}, each: row of find.sorted, at_most: 32}
         outputs: {sums: read.sums}
     in_process: true
 """

@@ -33,10 +33,10 @@ SERVED = """\
       - name: sentences
         inputs: {text: tokenise.text}
         stages:
-          - {name: tokenise, model: tokens, in: {text: text}}
+          - {name: tokenise, model: tokens, inputs: {text: text}}
           - name: embed
             model: encoder
-            in: {input_ids: tokenise.input_ids}
+            inputs: {input_ids: tokenise.input_ids}
             each: item of tokenise.input_ids
             at_most: 2048
         outputs: {embedding: embed.embedding, tokens: tokenise.tokens}

@@ -288,8 +288,8 @@ CHAINED = """\
       - name: twice
         inputs: {x: first.x}
         stages:
-          - {name: first, model: pictures, in: {x: x}}
-          - {name: second, model: pictures, in: {x: first.y}}
+          - {name: first, model: pictures, inputs: {x: x}}
+          - {name: second, model: pictures, inputs: {x: first.y}}
         outputs: {y: second.y}
 """
 

@@ -24,9 +24,9 @@ chains:
   - name: reading
     inputs: {image: find.image}
     stages:
-      - {name: find, model: detector, in: {image: image}}
-      - {name: crop, model: cropper, in: {image: image, boxes: find.boxes}}
-      - {name: read, model: recogniser, in: {image: crop.images}, each: item of crop.images, at_most: 200}
+      - {name: find, model: detector, inputs: {image: image}}
+      - {name: crop, model: cropper, inputs: {image: image, boxes: find.boxes}}
+      - {name: read, model: recogniser, inputs: {image: crop.images}, each: item of crop.images, at_most: 200}
     outputs: {boxes: find.boxes, text: read.text}
     on_error: fail
 """
@@ -97,8 +97,8 @@ def test_the_text_that_the_others_differ_from_is_right(tmp_path: Path) -> None:
         ("text: read.text", "text: read.ok", "text: read.ok}", 'there is no "read.ok"'),
         ("model: cropper", "model: croper", "model: croper,", '(did you mean "cropper"?)'),
         ("boxes: find.boxes}}", "boxs: find.boxes}}", "boxs: find.boxes}}", '(did you mean "boxes"?)'),
-        (", boxes: find.boxes}}", "}}", "in: {image: image}}", 'needs the input "boxes"'),
-        ("boxes: find.boxes}}", "boxes: read.text}}", "in: {image: image, boxes", "waits in a circle"),
+        (", boxes: find.boxes}}", "}}", "inputs: {image: image}}", 'needs the input "boxes"'),
+        ("boxes: find.boxes}}", "boxes: read.text}}", "inputs: {image: image, boxes", "waits in a circle"),
         ("boxes: find.boxes}}", "boxes: image}}", "boxes: image}}", '"boxes" takes i64, and image is u8'),
         ("name: reading", "name: cropper", "name: cropper", "names must be unique"),
         ("at_most: 200", "at_most: 0", "at_most: 0}", "must be at least 1"),

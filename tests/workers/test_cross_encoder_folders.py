@@ -113,7 +113,7 @@ def test_logits_of_unknown_shape_are_what_the_configuration_says(
         ),
         (config(vocab_size=9), 1, {}, "path", "tokenizer.json is of another model"),
         ({}, 1, {"tokenizer": {"max_tokens": 65}}, "tokenizer", "the model has 64 positions"),
-        ({}, 1, {"pooling": {"mode": "mean"}}, "path", "of different models: the size of a vector is 32"),
+        ({}, 1, {"pooling": "mean"}, "path", "of different models: the size of a vector is 32"),
     ],
 )
 def test_what_contradicts_itself(

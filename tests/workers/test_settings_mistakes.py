@@ -232,9 +232,7 @@ def test_no_file_can_set_a_constant() -> None:
     """Each field of a section is a key of files, or is refused as a removed key, also by a file that tries it anew."""
     constants = {key for each in _sections() for key in each.model_fields.keys() - set(each.file_keys())}
     assert {"prefetch", "mode"} <= constants
-    assert set() == constants - {"inputs"} - {
-        key.rpartition(".")[2] for key in REMOVED
-    }  # `inputs` of a stage is `in`
+    assert set() == constants - {key.rpartition(".")[2] for key in REMOVED}
 
 
 SECTIONS = [

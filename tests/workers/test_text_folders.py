@@ -81,7 +81,7 @@ def test_everything_is_read_from_its_file(tmp_path: Path) -> None:
             TYPES: {"shape": "batch, seq", "pad": {"seq": 0}},
         },
         "probe": {IDS: {"integers": [0, 9]}, TYPES: {"integers": [0, 1]}},
-        "pooling": {"mode": "mean", "normalize": True},
+        "pooling": "mean, normalize",
     } == made.encoder
 
 
@@ -100,7 +100,7 @@ def test_each_pooling_of_sentence_transformers(tmp_path: Path, pooling: dict[str
     """The old keys, one of which is true, and the newer word."""
     made = read(write_folder(tmp_path, changed("1_Pooling/config.json", **pooling)))
     assert [] == made.problems
-    assert mode == made.encoder["pooling"]["mode"]
+    assert f"{mode}, normalize" == made.encoder["pooling"]
 
 
 MODULES = documents()["modules.json"]
@@ -219,7 +219,6 @@ POOLING = "1_Pooling/config.json"
             "tokenizer",
             "the model has 32 positions, config.json: max_position_embeddings",
         ),
-        ({}, {}, {"pooling": "mean"}, "pooling", "expected a mapping (write {mode: mean})"),
         ({}, {}, {"tokenizer": "other.json"}, "tokenizer", "the folder has its tokenizer"),
         ({}, {}, {"tokenizer": {"path": "other.json"}}, "tokenizer", "the folder has its tokenizer"),
         (
@@ -441,16 +440,15 @@ def test_the_yaml_is_put_over_the_files(tmp_path: Path) -> None:
     more = """\
     engine: onnxruntime
     tokenizer: {max_tokens: 12, truncate: true}
-    pooling: {mode: cls, normalize: true}
+    pooling: cls, normalize
     batching: {max_batch: 128}
     inputs: {input_ids: {pad: {seq: 3}}}
 """
     settings = load(tmp_path, more).settings
     tokens, encoder = settings.models
     assert tokens.tokenizer is not None
-    assert encoder.pooling is not None
     assert (12, True) == (tokens.tokenizer.max_tokens, tokens.tokenizer.truncate)
-    assert ("cls", True) == (encoder.pooling.mode, encoder.pooling.normalize)
+    assert "cls, normalize" == encoder.pooling
     assert ("onnxruntime", 128) == (encoder.engine, encoder.batching.max_batch)
     assert ("batch:1..128, seq:1..12", {"seq": 3}) == (encoder.inputs[IDS].shape, encoder.inputs[IDS].pad)
 
@@ -484,7 +482,7 @@ def test_two_models_and_a_chain(tmp_path: Path) -> None:
             {},
             'server.yaml:4:17: models[0].tokenizer.max_token: unknown key (did you mean "max_tokens"?)',
         ),
-        ("    pooling: {mode: sum}\n", {}, "server.yaml:4:15: models[0].pooling.mode: expected "),
+        ("    pooling: sum\n", {}, "server.yaml:4:5: models[0].pooling: expected mean, "),
         (
             "    function: numpy:sort\n",
             {},
@@ -523,7 +521,7 @@ def test_settings_tell_where_they_come_from(tmp_path: Path) -> None:
     loaded = load(tmp_path, "    batching: {max_batch: 9}\n")
     origins = {each.key: each.origin for each in loaded.effective_values()}
     line = f"{tmp_path}/server.yaml"
-    assert f"{line}:2" == origins["models[1].pooling.mode"] == origins["chains[0].outputs.tokens"]
+    assert f"{line}:2" == origins["models[1].pooling"] == origins["chains[0].outputs.tokens"]
     assert f"{line}:4" == origins["models[1].batching.max_batch"]
     assert "default" == origins["models[1].trust"]
 

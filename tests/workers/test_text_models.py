@@ -76,7 +76,7 @@ def test_the_short_form_is_the_path(folder: Path) -> None:
     [
         (TOKENS + "    path: model.onnx\n", '4:5: models[0].path: a tokenizer has no "path"'),
         (TOKENS + "    engine: openvino\n", '4:5: models[0].engine: a tokenizer has no "engine"'),
-        (TOKENS + "    pooling: {mode: cls}\n", '4:5: models[0].pooling: a tokenizer has no "pooling"'),
+        (TOKENS + "    pooling: cls\n", '4:5: models[0].pooling: a tokenizer has no "pooling"'),
         (
             TOKENS + "    inputs: {ids: {}}\n",
             "4:14: models[0].inputs.ids: the only input of a tokenizer is text",
@@ -90,8 +90,18 @@ def test_the_short_form_is_the_path(folder: Path) -> None:
             TOKENS.replace("tokenizer.json", "{path: tokenizer.json, outputs: [ids]}"),
             '3:49: models[0].tokenizer.outputs[0]: expected "input_ids", "token_type_ids" or "attention_mask"',
         ),
-        (ENCODER.replace("POOLING", "mean"), "9:5: models[0].pooling: expected a mapping"),
-        (ENCODER.replace("POOLING", "{normalize: true}"), '9:5: models[0].pooling: missing "mode"'),
+        (
+            ENCODER.replace("POOLING", "[mean]"),
+            "9:5: models[0].pooling: expected mean, cls, last or max, and",
+        ),
+        (
+            ENCODER.replace("POOLING", "mean, max"),
+            "9:5: models[0].pooling: expected mean, cls, last or max, and",
+        ),
+        (
+            ENCODER.replace("POOLING", "{mode: mean}"),
+            "9:15: models[0].pooling.mode: this key was removed (write pooling: mean, or",
+        ),
     ],
 )
 def test_mistakes_that_need_no_model(folder: Path, text: str, words: str) -> None:
@@ -102,7 +112,7 @@ def test_mistakes_that_need_no_model(folder: Path, text: str, words: str) -> Non
 def test_a_pooling_of_a_model_that_pools_already(folder: Path) -> None:
     """`check` has it at the pooling, which is to go."""
     write_encoder(folder / "model.onnx", outputs=["last_hidden_state", "sentence_embedding"])
-    (line,) = check_configuration(load(folder, ENCODER.replace("POOLING", "{mode: mean}"))).problems
+    (line,) = check_configuration(load(folder, ENCODER.replace("POOLING", "mean"))).problems
     assert "9:5: models[0].pooling: model 'encoder': " in line
 
 
@@ -127,7 +137,7 @@ def test_mistakes_that_the_files_show(folder: Path, text: str, words: str) -> No
 
 def test_check_proves_a_pooled_model(folder: Path) -> None:
     """It is the pooled output whose batching and padding are proved."""
-    report = check_configuration(load(folder, ENCODER.replace("POOLING", "{mode: mean, normalize: true}")))
+    report = check_configuration(load(folder, ENCODER.replace("POOLING", "mean, normalize")))
     assert [] == report.problems
     assert [("batching", "proved"), ("padding of seq", "proved")] == [
         (str(finding.treatment), finding.verdict) for finding in report.models[0].proof.findings

@@ -32,19 +32,19 @@ chains:
   - name: folder
     inputs: {text: first.a}
     stages:
-      - {name: first, model: tokens, in: {a: text}}
-      - {name: second, model: encoder, in: {a: first.embedding}}
+      - {name: first, model: tokens, inputs: {a: text}}
+      - {name: second, model: encoder, inputs: {a: first.embedding}}
     outputs: {embedding: second.embedding}
   - name: alone
     inputs: {text: first.a}
-    stages: [{name: first, model: encoder, in: {a: text}}]
+    stages: [{name: first, model: encoder, inputs: {a: text}}]
     outputs: {embedding: first.embedding}
   - name: other
     inputs: {text: first.a}
     stages:
-      - {name: first, model: tokens, in: {a: text}}
-      - {name: second, model: encoder, in: {a: first.embedding}}
-      - {name: third, model: scaler, in: {a: second.embedding}}
+      - {name: first, model: tokens, inputs: {a: text}}
+      - {name: second, model: encoder, inputs: {a: first.embedding}}
+      - {name: third, model: scaler, inputs: {a: second.embedding}}
     outputs: {sentence_embedding: third.embedding, vectors: second.embedding}
 in_process: true
 """

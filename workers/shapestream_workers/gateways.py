@@ -130,7 +130,7 @@ class GatewayPort:
         _read_files(settings)
         if isinstance(settings, HttpSettings):
             taken = listen_at(settings.address, backlog=BACKLOG)
-            options = ["--listener", str(taken.fileno()), "--max-connection", str(settings.max_connection_s)]
+            options = ["--listener", str(taken.fileno())]
             labels = {folder.name: folder.labels for folder in loaded.folders}
             options += service_options(settings, loaded.settings, labels)
         else:
@@ -149,9 +149,7 @@ class GatewayPort:
         if settings.tls is not None:
             options += ["--certificate", settings.tls.certificate, "--certificate-key", settings.tls.key]
         prefix = "g" if self.kind == "http" else "r"
-        return {
-            f"{prefix}{number}": [*program, *options, *self.options] for number in range(settings.processes)
-        }
+        return {f"{prefix}{number}": [*program, *options, *self.options] for number in range(settings.count)}
 
 
 class GatewayPorts:

@@ -128,7 +128,7 @@ def model_spec(model: ModelSettings) -> ModelSpec:
         else model.tokenizer.model_dump(exclude={"path"}),
         strategy=_strategy(model),
         prepared=_limits(model.shapes),
-        pooling=None if model.pooling is None else Pooling(**dict(model.pooling)),
+        pooling=None if model.pooling is None else Pooling.parse(model.pooling),
         postprocess=Postprocess({name: Steps.parse(text) for name, text in model.postprocess.items()})
         if model.postprocess
         else None,

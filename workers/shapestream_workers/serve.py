@@ -158,7 +158,7 @@ def _clients_that_fit(loaded: LoadedSettings) -> int:
     )
     # A gateway is a process like a worker, and one client.
     for gateways in settings.server.http, settings.server.grpc:
-        workers += 0 if gateways is None else gateways.processes
+        workers += 0 if gateways is None else gateways.count
     fits = connections_that_fit(workers, slots, admin=settings.server.admin is not None)
     if fits is None or fits >= wanted:
         return wanted

@@ -401,20 +401,20 @@ class _Planner:
             text = spec.inputs.get(port.name)
             if text is None:
                 if not port.may_lack and port.name not in misspelt:
-                    self._add((*place, "in"), f'model "{spec.model}" needs the input "{port.name}"')
+                    self._add((*place, "inputs"), f'model "{spec.model}" needs the input "{port.name}"')
                 continue
             source = Source.parse(text)
-            type_ = self._type_of(source, (*place, "in", port.name))
+            type_ = self._type_of(source, (*place, "inputs", port.name))
             if type_ is not None:
                 spread = spreads.get(source, Spread.WHOLE)
                 has_rows = self._has_rows(spec, port)
                 feeds.append(
-                    self._feed(number, port, source, type_, spread, has_rows, (*place, "in", port.name))
+                    self._feed(number, port, source, type_, spread, has_rows, (*place, "inputs", port.name))
                 )
         for name in spec.inputs:
             if name not in names:
                 hint = did_you_mean(name, names)
-                self._add((*place, "in", name), f'model "{spec.model}" has no input "{name}" {hint}')
+                self._add((*place, "inputs", name), f'model "{spec.model}" has no input "{name}" {hint}')
         return tuple(feeds)
 
     def _rows_of(self, feed: Feed) -> tuple[str, int] | None:

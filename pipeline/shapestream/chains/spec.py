@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 from shapestream.errors import closest, did_you_mean
 
 Key: TypeAlias = tuple[str | int, ...]
-"""The place of a statement in the chain's section: `("stages", 1, "in", "image")`."""
+"""The place of a statement in the chain's section: `("stages", 1, "inputs", "image")`."""
 Problem: TypeAlias = tuple[Key, str]
 """What is wrong, with its place and the remedy."""
 
@@ -131,12 +131,12 @@ class ChainSpec:
         if takers:
             return f"{words} {did_you_mean(text, takers)}"
         if has_stage:
-            return f"{words} (add in: {{{Source.parse(text).name}: {name}}} to it)"
+            return f"{words} (add inputs: {{{Source.parse(text).name}: {name}}} to it)"
         return f"{words} (write STAGE.INPUT: it tells the type)"
 
     def _stage_problems(self, index: int, stage: StageSpec) -> Iterator[Problem]:
         for name, text in stage.inputs.items():
-            yield from self._source_problems(("stages", index, "in", name), text)
+            yield from self._source_problems(("stages", index, "inputs", name), text)
         try:
             spreads = stage.spreads()
         except ValueError as error:
@@ -180,5 +180,8 @@ class ChainSpec:
         for index, stage in enumerate(self.stages):
             if stage.name in left:
                 others = ", ".join(sorted(str(name) for name in needs[stage.name] & left.keys()))
-                yield ("stages", index, "in"), f'"{stage.name}" waits in a circle, for {others} (break it)'
+                yield (
+                    ("stages", index, "inputs"),
+                    f'"{stage.name}" waits in a circle, for {others} (break it)',
+                )
                 return

@@ -19,7 +19,7 @@ class StageSettings(Section):
     """The stage's name, by which other stages name its outputs."""
     model: str
     """The model; a function is one, too."""
-    inputs: dict[str, str] = Field(alias="in", min_length=1)
+    inputs: dict[str, str] = Field(min_length=1)
     """The origin of each input of the model: `STAGE.OUTPUT`, or an input of the chain."""
     each: Annotated[tuple[str, ...], BeforeValidator(read_list, json_schema_input_type=str | list[str])] = (
         Field(default=(), strict=False)

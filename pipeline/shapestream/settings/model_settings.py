@@ -37,6 +37,7 @@ from shapestream_engine.backends.registry import ENGINES_OF_SUFFIX, engines_of_p
 from shapestream_engine.element_types import ELEMENT_TYPES
 from shapestream_engine.errors import ShapeError, SignatureError
 from shapestream_engine.output_rules import RULES, FollowingRule, List
+from shapestream_engine.pooling import POOLINGS, Pooling
 from shapestream_engine.ports import MAX_AT_MOST_BYTES, shapes_of
 from shapestream_engine.postprocess import FORMS, Steps
 from shapestream_engine.shapes import BATCH, Dimension, NamedShape
@@ -392,6 +393,14 @@ def read_steps(value: Any) -> str:
         raise wrong(f"expected {FORMS}, got {describe(value)}") from None
 
 
+def read_pooling(value: Any) -> str:
+    """Check the pooling of a text's vectors."""
+    with suppress(ValueError):
+        if isinstance(value, str) and Pooling.parse(value):
+            return value
+    raise wrong(f"expected {POOLINGS}, got {describe(value)}")
+
+
 def check_digest(value: Any) -> str:
     """Check a sha256 in hexadecimal."""
     if isinstance(value, str) and _DIGEST.fullmatch(value) is not None:
@@ -592,15 +601,6 @@ class TokenizerSettings(Section):
             yield ("prompt",), "a model that scores texts has no prompt before them (write prompt: '')"
 
 
-class PoolingSettings(Section):
-    """Pooling of the vectors of a text's tokens into one vector, the output `sentence_embedding`."""
-
-    mode: Literal["mean", "cls", "last", "max"]
-    """The mean of all tokens, the first token, the last one, or the largest value of each component."""
-    normalize: bool = False
-    """Give each vector the length 1."""
-
-
 class ModelSettings(Section):
     """A model: its file, and the facts that the file does not hold."""
 
@@ -624,8 +624,9 @@ class ModelSettings(Section):
     """Outputs by their names in the model file; unnamed ones are output0, output1, ..."""
     properties: dict[str, PropertyValue] = Field(default_factory=dict)
     """Properties of the engine, by its own names, such as INFERENCE_PRECISION_HINT: bf16."""
-    pooling: PoolingSettings | None = None
-    """Pooling of the vectors of a text's tokens into one, after each call. Default: the outputs as they are."""
+    pooling: Annotated[str, BeforeValidator(read_pooling)] | None = None
+    """Pooling of the vectors of a text's tokens into one, after each call: mean, cls, last or max; "mean, normalize": of
+    length 1. Default: the outputs as they are."""
     postprocess: dict[str, Annotated[str, BeforeValidator(read_steps)]] = Field(default_factory=dict)
     """Steps of outputs along their last axis, after each call: softmax, argmax, topk K, or "softmax, topk K"."""
     probe: Annotated[

@@ -58,8 +58,8 @@ class TlsSettings(Section):
 class GatewaySettings(TokenPort):
     """Settings that gateways of both kinds have; their `token_file` has a line `NAME TOKEN` for each caller."""
 
-    processes: int = Field(default=1, ge=1, le=64)
-    """Gateway processes, which share the address."""
+    count: int = Field(default=1, ge=1, le=64)
+    """Number of processes."""
     tls: TlsSettings | None = None
     """Files for TLS. Default: none is spoken."""
     max_body: Bytes = 64 << 20
@@ -76,8 +76,6 @@ def read_texts(value: Any) -> Any:
 class HttpSettings(GatewaySettings):
     """HTTP for clients of the Open Inference Protocol (docs/http.md). HOST:PORT is short for {address}."""
 
-    max_connection_s: float = Field(default=300.0, gt=0, le=86400, allow_inf_nan=False)
-    """Age in seconds, a tenth more or less, from which a connection ends with its next answer."""
     texts: Annotated[
         tuple[str, ...], BeforeValidator(read_texts, json_schema_input_type=bool | str | list[str])
     ] = Field(default=(), strict=False)

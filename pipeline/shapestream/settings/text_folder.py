@@ -170,7 +170,7 @@ def unread(name: str, given: Mapping[str, Any], folder: str) -> TextFolder:
         CONFIG: {"max_position_embeddings": _MOST_TOKENS},
     }
     contents = FolderContents(folder=folder, documents=documents, ports={ONNX_FILES[-1]: ports})
-    return expand(name, {"pooling": {"mode": "mean"}, **given}, contents)
+    return expand(name, {"pooling": "mean", **given}, contents)
 
 
 class _Expansion:
@@ -336,13 +336,9 @@ class _Expansion:
                 ("path",), f"{words} (export it by sentence-transformers: its model file has all steps)"
             )
 
-    def _pooling(self, file: str, ports: PortNames, read: tuple[str, bool] | None) -> dict[str, Any] | None:
-        """Return the pooling's settings; None for a model that pools by itself."""
-        given = self._given.get("pooling")
-        if given is not None and not isinstance(given, Mapping):
-            self._problem(("pooling",), "expected a mapping (write {mode: mean})")
-            return None
-        stated = dict(given or {})
+    def _pooling(self, file: str, ports: PortNames, read: tuple[str, bool] | None) -> Any:
+        """Return the pooling, which settings check; None for a model that pools by itself."""
+        stated = self._given.get("pooling")
         if POOLED in ports.outputs and not stated:
             self._fact(f"the model pools by itself: {POOLED}", file)
             if len(ports.outputs) > 1:
@@ -354,30 +350,26 @@ class _Expansion:
             of = None  # the only output may be anything; a stated pooling says that it has vectors
         if of is None:
             words = f"{file} has the outputs {', '.join(ports.outputs)}, and none is {' or '.join(VECTORS)}"
-            self._problem(
-                ("pooling",), f"{words} (if its only output has a vector per token: pooling: {{mode: mean}})"
-            )
+            self._problem(("pooling",), f"{words} (if its only output has a vector per token: pooling: mean)")
             return None
-        found: dict[str, Any] = {}
+        if stated is not None:
+            self._fact(f"pooling: {stated} of {of}", "the YAML")
+            return stated
         told = len(self._made.problems)
-        if read is not None:
-            found["normalize"] = read[1]
-            if read[0] and "mode" not in stated and (mode := self._mode(read[0])) is not None:
-                found["mode"] = mode
-        settings = {**found, **stated}
-        if "mode" not in settings:
+        file, normalizes = read or ("", False)
+        mode = self._mode(file) if file else None
+        if mode is None:
             if told == len(self._made.problems) and not self._misread:
                 words = f"no file says how tokens become one vector: there is no {MODULES} with a Pooling"
                 self._problem(
                     ("pooling",),
-                    f"{words} (add pooling: {{mode: mean}}, or cls, last or max, as the model was trained)",
+                    f"{words} (add pooling: mean, or cls, last or max, as the model was trained)",
                 )
             return None
-        source = "the YAML" if "mode" in stated or read is None else read[0]
-        self._fact(f"pooling: {settings['mode']} of {of}", source)
-        if settings.get("normalize"):
-            self._fact("vectors have the length 1", "the YAML" if "normalize" in stated else MODULES)
-        return settings
+        self._fact(f"pooling: {mode} of {of}", file)
+        if normalizes:
+            self._fact("vectors have the length 1", MODULES)
+        return f"{mode}, normalize" if normalizes else mode
 
     def _mode(self, file: str) -> str | None:
         """Return our mode for a pooling's config; a problem is noted where there is none."""
@@ -597,7 +589,7 @@ class _Expansion:
                 del settings["pad"]
         return inputs
 
-    def _check_sizes(self, file: str, ports: PortNames, pooling: Mapping[str, Any] | None) -> None:
+    def _check_sizes(self, file: str, ports: PortNames, pooling: Any) -> None:
         """Note the size of the vector, and a problem where files contradict each other about it."""
         said: dict[str, int] = {}
         if (hidden := self._count(CONFIG, "hidden_size")) is not None:
@@ -623,7 +615,7 @@ class _Expansion:
         self,
         file: str,
         inputs: dict[str, Any],
-        pooling: dict[str, Any] | None,
+        pooling: Any,
         options: Mapping[str, Any],
     ) -> None:
         """Write the two models and the chain; `options` are the tokenizer's."""
@@ -666,7 +658,7 @@ def _chain(name: str, lists: list[str], *, most_tokens: int, of_pairs: bool) -> 
     encode = {
         "name": "classify" if of_pairs else "embed",
         "model": f"{name}.encoder",
-        "in": feeds,
+        "inputs": feeds,
         "each": [f"item of {source}" for source in feeds.values()],
         "at_most": AT_MOST_TEXTS,
         # Less than the default, since a request reserves it before it begins.
@@ -674,7 +666,7 @@ def _chain(name: str, lists: list[str], *, most_tokens: int, of_pairs: bool) -> 
     }
     inputs = ["text", "query"] if of_pairs else ["text"]
     answer = {"score": f"classify.{LOGITS}"} if of_pairs else {"embedding": f"embed.{POOLED}"}
-    tokenise = {"name": "tokenise", "model": f"{name}.tokens", "in": {port: port for port in inputs}}
+    tokenise = {"name": "tokenise", "model": f"{name}.tokens", "inputs": {port: port for port in inputs}}
     return {
         "name": name,
         "inputs": {port: f"tokenise.{port}" for port in inputs},

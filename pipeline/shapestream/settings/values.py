@@ -45,12 +45,6 @@ def below(location: Location, findings: Iterable[Finding]) -> Iterator[Finding]:
         yield (*location, *where), words
 
 
-def _key_of(section: type[Section], name: str) -> str:
-    """Return the key of an attribute; it is another word only where that one is Python's."""
-    field = section.model_fields.get(name)
-    return (field and field.alias) or name
-
-
 _IN_NO_FILE: JsonDict = {"in_files": False}
 """The mark of fields that are no keys."""
 
@@ -73,11 +67,7 @@ class Section(BaseModel):
     @classmethod
     def file_keys(cls) -> list[str]:
         """Return the keys that a file may have in this section."""
-        return [
-            _key_of(cls, name)
-            for name, field in cls.model_fields.items()
-            if field.json_schema_extra != _IN_NO_FILE
-        ]
+        return [name for name, field in cls.model_fields.items() if field.json_schema_extra != _IN_NO_FILE]
 
     @model_validator(mode="before")
     @classmethod
@@ -107,9 +97,9 @@ class Section(BaseModel):
             for field, text in itertools.pairwise(definition.body):
                 match field, text:
                     case (
-                        ast.AnnAssign(target=ast.Name(id=name)),
+                        ast.AnnAssign(target=ast.Name(id=key)),
                         ast.Expr(value=ast.Constant(value=str(words))),
-                    ) if (key := _key_of(cls, name)) in properties:
+                    ) if key in properties:
                         properties[key]["description"] = inspect.cleandoc(words)
         return schema
 

@@ -73,9 +73,9 @@ chains:
   - name: chained
     inputs: {x: split.x}
     stages:
-      - {name: split, model: split, in: {x: x}}
-      - {name: check, model: checked, in: {x: split.rows}, each: item of split.rows, at_most: 16}
-      - {name: restore, model: restore, in: {y: check.y}, each: batch of check.y}
+      - {name: split, model: split, inputs: {x: x}}
+      - {name: check, model: checked, inputs: {x: split.rows}, each: item of split.rows, at_most: 16}
+      - {name: restore, model: restore, inputs: {y: check.y}, each: batch of check.y}
     outputs: {x: restore.x}
 workers: [{count: 2, slots: 1, threads: 1}]
 logging: {format: json}

@@ -37,16 +37,16 @@ def test_the_chain_that_the_others_differ_from_is_right() -> None:
     [
         (_with(model="nix"), ("stages", 1, "model"), 'no model "nix"'),
         (_with(name="cut"), ("stages", 1, "name"), 'has the name "cut" too'),
-        (_with(inputs={"x": "cut.nix"}, each=[]), ("stages", 1, "in", "x"), 'no "cut.nix"'),
-        (_with(inputs={"x": "nix.parts"}, each=[]), ("stages", 1, "in", "x"), 'no stage "nix"'),
-        (_with(inputs={"x": "nix"}, each=[]), ("stages", 1, "in", "x"), 'no input "nix"'),
-        (_with(inputs={"y": "cut.parts"}), ("stages", 1, "in"), 'needs the input "x"'),
+        (_with(inputs={"x": "cut.nix"}, each=[]), ("stages", 1, "inputs", "x"), 'no "cut.nix"'),
+        (_with(inputs={"x": "nix.parts"}, each=[]), ("stages", 1, "inputs", "x"), 'no stage "nix"'),
+        (_with(inputs={"x": "nix"}, each=[]), ("stages", 1, "inputs", "x"), 'no input "nix"'),
+        (_with(inputs={"y": "cut.parts"}), ("stages", 1, "inputs"), 'needs the input "x"'),
         (_with(each=["items of cut.parts"]), ("stages", 1, "each"), "says no way"),
         (_with(each=["item of cut.nix"]), ("stages", 1, "each"), "no input of"),
-        (_with(each=[]), ("stages", 1, "in", "x"), "list of f32"),
-        (_with(each=["row of cut.parts"]), ("stages", 1, "in", "x"), "each: item of"),
-        (_with(inputs={"x": "x"}, each=["item of x"]), ("stages", 1, "in", "x"), "no items"),
-        (_with(inputs={"x": "read.b"}, each=[]), ("stages", 1, "in"), "circle"),
+        (_with(each=[]), ("stages", 1, "inputs", "x"), "list of f32"),
+        (_with(each=["row of cut.parts"]), ("stages", 1, "inputs", "x"), "each: item of"),
+        (_with(inputs={"x": "x"}, each=["item of x"]), ("stages", 1, "inputs", "x"), "no items"),
+        (_with(inputs={"x": "read.b"}, each=[]), ("stages", 1, "inputs"), "circle"),
         (replace(GOOD, inputs={"x": "read.x"}), ("inputs", "x"), "takes its tensors elsewhere"),
         (replace(GOOD, inputs={"x": "x"}), ("inputs", "x"), "no input of a stage"),
         (replace(GOOD, outputs={"a": "x"}), ("outputs", "a"), "an input of the chain"),
@@ -60,7 +60,7 @@ def test_the_chain_that_the_others_differ_from_is_right() -> None:
                 ],
                 outputs={"a": "twice.parts"},
             ),
-            ("stages", 0, "in", "x"),
+            ("stages", 0, "inputs", "x"),
             "takes [n, w:1..9]",
         ),
     ],
@@ -126,7 +126,7 @@ def test_each_edge_has_one_type(model: str, source: str, each: str, words: str) 
     )
     with pytest.raises(ChainRefused) as refused:
         plan_chain(spec, signatures)
-    assert [(("stages", 1, "in", port.name), words)] == [*refused.value.problems]
+    assert [(("stages", 1, "inputs", port.name), words)] == [*refused.value.problems]
 
 
 def test_a_model_with_an_output_called_ok_cannot_skip_rows() -> None:

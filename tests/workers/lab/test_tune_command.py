@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "engine.yaml").write_text(YAML.replace("function: numpy:sort", "function: numpy:sorted_not"))
     two = YAML + YAML.removeprefix("models:\n").replace("name: sort", "name: other")
     (tmp_path / "two.yaml").write_text(two)
-    stages = "[{name: a, model: sort, in: {a: a}}, {name: b, model: sort, in: {a: a.sorted}}]"
+    stages = "[{name: a, model: sort, inputs: {a: a}}, {name: b, model: sort, inputs: {a: a.sorted}}]"
     chain = f"chains: [{{name: twice, inputs: {{a: a.a}}, stages: {stages}, outputs: {{b: b.sorted}}}}]\n"
     (tmp_path / "chain.yaml").write_text(YAML + chain)
     write(tmp_path / "sort.trace", {"sort": ("batch", "n")}, (1, 8))

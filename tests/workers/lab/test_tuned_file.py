@@ -168,7 +168,7 @@ def test_what_is_measured_has_no_chains_and_no_ports_of_gateways(tmp_path: Path)
     """A chain names models that are not there, and the ports are those of the server that users talk to."""
     text = FILE.replace("server:\n", 'server:\n  http: "127.0.0.1:8000"\n  grpc: "127.0.0.1:8001"\n')
     other = "  - {name: other, path: model.xml}\n"
-    stages = "[{name: a, model: m, in: {x: x}}, {name: b, model: other, in: {x: a.y}}]"
+    stages = "[{name: a, model: m, inputs: {x: x}}, {name: b, model: other, inputs: {x: a.y}}]"
     chains = f"chains:\n  - {{name: c, inputs: {{x: a.x}}, stages: {stages}, outputs: {{y: b.y}}}}\n"
     subject = subject_of(tmp_path, other + chains, text)
     folder = tmp_path / "run"

@@ -364,7 +364,7 @@ def relocated(values: Any, loaded: LoadedSettings, new: Path | None) -> None:
     A path is a text that the settings made absolute.
     """
     folder = loaded.path.parent.absolute()
-    for location, meant in leaves(loaded.settings.model_dump(by_alias=True)):
+    for location, meant in leaves(loaded.settings.model_dump()):
         written = loaded.source.written(location)
         said = reduce(getitem, written, loaded.source.values)
         if not isinstance(said, str) or not isinstance(meant, str) or said == meant:
