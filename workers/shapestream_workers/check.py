@@ -201,6 +201,21 @@ def check_configuration(
     except ConfigurationError as error:
         report.problems += error.problems
     report.problems += port_file_problems(loaded)
+    _try_models(loaded, report, measure_s, beside, tell)
+    signatures = {model.signature.name: model.signature for model in report.models}
+    try:
+        report.chains = plan_chains(loaded, signatures)
+    except ConfigurationError as error:
+        report.problems += error.problems
+    signatures |= {chain.spec.name: chain.signature for chain in report.chains}
+    report.problems += service_problems(loaded, signatures)
+    return report
+
+
+def _try_models(
+    loaded: LoadedSettings, report: CheckReport, measure_s: float, beside: str, tell: Callable[[News], None]
+) -> None:
+    """Add what the trials of the models say, and what was measured of those that can be served."""
     models = loaded.settings.first_served()
     trials = {settings.name: _ModelCheck(loaded, settings, beside) for settings in models}
     found = side_by_side(
@@ -218,14 +233,6 @@ def check_configuration(
         else:
             # Speed is measured when no other model is tried.
             report.models.append(trial.report(measure_s))
-    signatures = {model.signature.name: model.signature for model in report.models}
-    try:
-        report.chains = plan_chains(loaded, signatures)
-    except ConfigurationError as error:
-        report.problems += error.problems
-    signatures |= {chain.spec.name: chain.signature for chain in report.chains}
-    report.problems += service_problems(loaded, signatures)
-    return report
 
 
 def _check_extras(loaded: LoadedSettings, report: CheckReport) -> None:

@@ -163,7 +163,6 @@ def side_by_side(
     functions = [model for model in models if model.file is None]
     files = cheapest_first([model for model in models if model.file is not None])
     results: dict[str, R | EngineError] = {}
-    faults: list[Exception] = []
 
     def watch(model: ModelSettings) -> Watch:
         def told(phase: str, case: str) -> None:
@@ -175,31 +174,51 @@ def side_by_side(
 
     def work_off(waiting: list[ModelSettings]) -> None:
         with turns.taken():
-            while waiting and not faults:
+            while waiting and not beside.faults:
                 model = waiting.pop(0)
                 try:
                     results[model.name] = trial(model, watch(model))
                 except EngineError as error:
                     results[model.name] = error
 
-    def in_thread() -> None:
-        try:
-            work_off(files)
-        except Exception as fault:  # noqa: BLE001 - raised below, in the first thread
-            faults.append(fault)
-
     at_once = trials_at_once(threads, [_bytes_of(model) for model in models], memory_bytes())
-    # No pool: its threads would be waited for at the end of the process, and a signal ends it soon.
-    others = [threading.Thread(target=in_thread, name=f"trial {n}", daemon=True) for n in range(1, at_once)]
-    for thread in others:
-        thread.start()
+    beside = _Threads(at_once - 1, lambda: work_off(files))
+    beside.start()
     work_off(functions)
     work_off(files)
-    for thread in others:
-        thread.join()
-    if faults:
-        raise faults[0]
+    beside.join()
     return results
+
+
+class _Threads:
+    """Threads that do the same work. No pool: its threads would be waited for at the end of the process, and a signal ends
+    it soon.
+    """
+
+    def __init__(self, number: int, work: Callable[[], None]) -> None:
+        self._work = work
+        self.faults: list[Exception] = []
+        self._threads = [
+            threading.Thread(target=self._run, name=f"trial {n}", daemon=True) for n in range(1, number + 1)
+        ]
+
+    def start(self) -> None:
+        """Begin the work."""
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except Exception as fault:  # noqa: BLE001 - raised by `join`, in the first thread
+            self.faults.append(fault)
+
+    def join(self) -> None:
+        """Wait for the end of all, and raise the first fault."""
+        for thread in self._threads:
+            thread.join()
+        if self.faults:
+            raise self.faults[0]
 
 
 # ---------------------------------------------------------------- costs

@@ -70,13 +70,7 @@ async def run_gateway(
 
             nursery.start_soon(obey)
             async with _connected(options) as client:
-                routes = Routes(
-                    client,
-                    tokens=options.tokens,
-                    by_loopback=not is_beyond_loopback(f"tcp://{place_of(listener)}"),
-                    default_priority_level=options.default_priority_level,
-                    services=options.services,
-                )
+                routes = _routes(options, client, listener)
                 limits = replace(options.limits, max_connection_s=options.max_connection_s)
                 server = HttpServer(routes.admit, limits, LoopTurns())
 
@@ -91,20 +85,30 @@ async def run_gateway(
                 await asked.wait()
                 if end.state is Asked.LEAVE:
                     routes.leaves = True
-                    await _leave(options, server, stopping)
-                if end.state is Asked.LEAVE:
-                    log_left()
+                    await _leave(options, server, stopping, end)
                 server.stop(options.grace_s)
                 await ended.wait()
 
 
-async def _leave(options: GatewayOptions, server: HttpServer, stopping: trio.Event) -> None:
+def _routes(options: GatewayOptions, client: Client, listener: socket.socket) -> Routes:
+    return Routes(
+        client,
+        tokens=options.tokens,
+        by_loopback=not is_beyond_loopback(f"tcp://{place_of(listener)}"),
+        default_priority_level=options.default_priority_level,
+        services=options.services,
+    )
+
+
+async def _leave(options: GatewayOptions, server: HttpServer, stopping: trio.Event, end: AskedToEnd) -> None:
     """Take requests for the time of the lame duck. Each connection ends with its next answer."""
     server.leave()
     lame = options.lame_duck(trio.current_time())
     while not stopping.is_set() and not lame.is_over(trio.current_time(), server.empty_since):
         with trio.move_on_after(LOOK_S):
             await stopping.wait()
+    if end.state is Asked.LEAVE:
+        log_left()
 
 
 def _connected(options: GatewayOptions) -> AbstractAsyncContextManager[Client]:

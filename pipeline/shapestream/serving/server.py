@@ -539,6 +539,18 @@ A message to a client has about 1 MiB at most (`CLIENT_LIMITS`), or holds one la
 """
 
 
+def _let_all_in(addresses: Sequence[str], port: str, *, safe: bool) -> None:
+    """Warn of addresses that other machines reach, without keys; raises `ConfigurationError` unless the network is safe."""
+    if not safe:
+        raise ConfigurationError(
+            [f"{address}: other machines reach it (security is needed)" for address in addresses]
+        )
+    advice = "each can end this process, too: use keys (docs/security.md)"
+    log.warning(
+        "every peer that reaches these addresses is let in", port=port, listen=addresses, advice=advice
+    )
+
+
 def listen(
     addresses: Sequence[str],
     settings: ServerSettings,
@@ -560,15 +572,8 @@ def listen(
     `security: network`.
     """
     open_to_all = [address for address in addresses if is_beyond_loopback(address)]
-    if open_to_all and keys is None and not settings.network_is_safe:
-        raise ConfigurationError(
-            [f"{address}: other machines reach it (security is needed)" for address in open_to_all]
-        )
     if open_to_all and keys is None:
-        advice = "each can end this process, too: use keys (docs/security.md)"
-        log.warning(
-            "every peer that reaches these addresses is let in", port=port, listen=open_to_all, advice=advice
-        )
+        _let_all_in(open_to_all, port, safe=settings.network_is_safe)
     # CURVE requires keys at tcp addresses only.
     asks = keys is not None and any(map(is_protectable, addresses))
     # One frame for the header, and one too many, by which the decoder recognises a message to refuse.
