@@ -162,7 +162,7 @@ class ModelCosts:
         It compares slots, and turns predictions without a slot (`batch_s`, `batched_share_s`) into seconds on this one.
         `WorkerCosts.slowdown` compares workers of one class alone.
         """
-        usual = self.on()
+        usual = self._usual or self.on()
         own = self._slots.get(slot, usual)
         if own.worker_class is usual.worker_class:
             return own.slowdown if own.worker_class.measured else None

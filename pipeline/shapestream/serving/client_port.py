@@ -369,7 +369,7 @@ class ClientPort:
             priority=entry.priority,
             suspect=losses is not None and session.names_suspects,
             group=group,
-            submitted=together_of(entry.tags),
+            submitted=1 if entry.tags is None else together_of(entry.tags),
             session=session,
             sequence=entry.sequence,
             served=model,

@@ -84,9 +84,9 @@ def rule_of(name: str) -> str:
     return "one digit" if name == SUSPECT else f"1 to {_MOST_CHARACTERS[name]} {kind}"
 
 
-def together_of(tags: dict[str, str] | None) -> int:
+def together_of(tags: dict[str, str]) -> int:
     """Return how many requests were submitted together, this one included; 1 where the tags do not say."""
-    return 1 if tags is None else max(1, int(tags.get(TOGETHER, "1")))
+    return max(1, int(tags.get(TOGETHER, "1")))
 
 
 def losses_of(tags: dict[str, str]) -> int | None:
