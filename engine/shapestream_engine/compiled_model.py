@@ -39,8 +39,6 @@ class PreparedLimits:
     """Limits of the prepared models that are kept at a time; a leased model is never dropped."""
 
     max_prepared: int = 64
-    max_prepared_bytes: int | None = None
-    """Largest size in bytes of their weights and inputs, the memory that an engine reports; None: no limit."""
     warm_up: bool = False
     """True: prepare `max_prepared` models before the first request."""
 
@@ -214,14 +212,9 @@ class PreparedModels:
             self._make_room(self._limits.max_prepared)
 
     def _make_room(self, count: int) -> None:
-        """Close the least recently used models that are not leased, until the limits hold."""
-        most = self._limits.max_prepared_bytes
+        """Close the least recently used models that are not leased, until `count` are left."""
         idle = [sizes for sizes, entry in self._entries.items() if not entry.leased]
-        for sizes in idle:
-            # A single model is kept whatever its size; every call would prepare it again.
-            too_large = most is not None and len(self._entries) > 1 and self.nbytes > most
-            if len(self._entries) <= count and not too_large:
-                return
+        for sizes in idle[: max(0, len(self._entries) - count)]:
             self._entries.pop(sizes).model.close()
 
     def __repr__(self) -> str:

@@ -34,6 +34,8 @@ from shapestream_engine.tensor import Array, TensorLike
 
 POOLED = "sentence_embedding"
 """Name of the output with the pooled vectors."""
+MASK = "attention_mask"
+"""Name of the input that is not 0 where a token is. `cls` needs none."""
 MODES = ("mean", "cls", "last", "max")
 """The ways to pool."""
 POOLINGS = 'mean, cls, last or max, and "normalize" after it for vectors of length 1'
@@ -48,16 +50,14 @@ _Vectors: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pooling:
-    """The pooling of a model: how, of which output, and under which input as mask.
+    """The pooling of a model's vectors per token, [batch, seq, hidden], under its input `attention_mask`, [batch, seq].
+
+    The output with the vectors has a usual name, or is the only one.
 
     Pooling(mode="mean", normalize=True)
     """
 
     mode: str
-    of: str | None = None
-    """The output with a vector per token, [batch, seq, hidden]. Default: by its usual name, or the only output."""
-    mask: str = "attention_mask"
-    """The input that is not 0 where a token is, [batch, seq]. `cls` needs none."""
     normalize: bool = False
     """True: each vector gets the length 1."""
 
@@ -76,7 +76,7 @@ class Pooling:
         return cls(mode=mode, normalize=bool(rest))
 
     def signature(self, own: ModelSignature) -> ModelSignature:
-        """Return the signature with `sentence_embedding` in place of `of`; raises `SignatureError` where it does not fit."""
+        """Return the signature with `sentence_embedding` in place of the output; raises `SignatureError` for a misfit."""
         number = self.output_number(own)
         port = own.outputs[number]
         if self.mode != "cls":
@@ -89,11 +89,11 @@ class Pooling:
         return replace(own, outputs=outputs)
 
     def output_number(self, own: ModelSignature) -> int:
-        """Return the number of the output `of`; raises `SignatureError` if it is no table of vectors per token."""
+        """Return the number of the output that is pooled; raises `SignatureError` if it is no table of vectors per token."""
         names = [port.name for port in own.outputs]
-        of = vectors_among(names) if self.of is None else self.of
-        if of not in names:
-            wanted = " or ".join(map(repr, VECTORS)) if of is None else repr(of)
+        of = vectors_among(names)
+        if of is None:
+            wanted = " or ".join(map(repr, VECTORS))
             raise self._misfit(own, f"there is no output {wanted}; it has {', '.join(names)}")
         port = own.outputs[names.index(of)]
         if port.shape.rank != 3:
@@ -108,7 +108,7 @@ class Pooling:
         """Return the number of the input that is the mask; None for `cls`, which needs none."""
         if self.mode == "cls":
             return None
-        return [port.name for port in own.inputs].index(self.mask)
+        return [port.name for port in own.inputs].index(MASK)
 
     def replaced(self, own: ModelSignature) -> frozenset[str]:
         """Return the name of the output that is pooled."""
@@ -132,10 +132,10 @@ class Pooling:
         return run
 
     def _check_mask(self, own: ModelSignature, port: OutputPort) -> None:
-        found = [each for each in own.inputs if each.name == self.mask]
+        found = [each for each in own.inputs if each.name == MASK]
         if not found:
             names = ", ".join(each.name for each in own.inputs)
-            words = f"the mode {self.mode} needs a mask, and there is no input {self.mask!r}; it has {names}"
+            words = f"the mode {self.mode} needs a mask, and there is no input {MASK!r}; it has {names}"
             raise self._misfit(own, words)
         (mask,) = found
         if not _alike(mask, port):

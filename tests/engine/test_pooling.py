@@ -167,40 +167,23 @@ def test_the_proof_is_of_the_pooled_output(tmp_path: Path, leaks: bool, verdict:
     assert verdict == found["padding of seq"].verdict
 
 
-@pytest.mark.parametrize(
-    ("pooling", "words"),
-    [
-        (
-            Pooling(mode="mean", of="hidden"),
-            "model 'encoder': pooling: there is no output 'hidden'; it has last_hidden_state",
-        ),
-        (
-            Pooling(mode="mean", mask="mask"),
-            "the mode mean needs a mask, and there is no input 'mask'; it has input_ids, attention_mask",
-        ),
-    ],
-)
-def test_names_that_the_model_lacks(tmp_path: Path, pooling: Pooling, words: str) -> None:
-    """Told when the model is read and when it is compiled, with the key to change and the names that are there."""
-    spec = encoder(tmp_path, "onnxruntime", pooling)
-    for act in (read_model, compile_model):
-        with pytest.raises(SignatureError) as caught:
-            act(spec)
-        assert ("pooling",) == caught.value.key
-        assert words in str(caught.value)
-
-
-def function_spec(shape: str, element_type: str = "f32", rule: dict[str, Any] | None = None) -> ModelSpec:
-    """A function whose output has this shape."""
+def function_spec(
+    shape: str,
+    element_type: str = "f32",
+    rule: dict[str, Any] | None = None,
+    mask: str | None = "batch, seq",
+) -> ModelSpec:
+    """A function whose output has this shape, and its mask that one."""
+    masks = {} if mask is None else {"attention_mask": InputSpec(shape=mask, element_type="i64")}
     return ModelSpec(
         name="f",
-        model=lambda x, attention_mask: {"h": x},
+        model=lambda x, attention_mask=None: {"h": x},
         inputs={
             "x": InputSpec(shape="batch, seq, 2", element_type=element_type),
-            "attention_mask": InputSpec(shape="batch, seq", element_type="i64"),
+            **masks,
         },
         outputs={"h": OutputSpec(shape=shape, element_type=element_type, rule=rule)},
-        pooling=Pooling(mode="mean", of="h"),
+        pooling=Pooling(mode="mean"),
     )
 
 
@@ -210,9 +193,10 @@ def function_spec(shape: str, element_type: str = "f32", rule: dict[str, Any] | 
         (function_spec("batch, 2"), "has no shape [batch, seq, hidden]"),
         (function_spec("batch, seq, 2", "i64"), "is none of f16, f32, f64"),
         (function_spec("seq, batch, 2"), "has no row of the batch at each index of its first axis"),
+        (function_spec("batch, seq, 2", mask="batch"), "is no mask of"),
         (
-            replace(function_spec("batch, seq, 2"), pooling=Pooling(mode="mean", of="h", mask="x")),
-            "is no mask of",
+            function_spec("batch, seq, 2", mask=None),
+            "needs a mask, and there is no input 'attention_mask'; it has x",
         ),
     ],
 )
@@ -245,7 +229,7 @@ def test_an_output_of_other_rows_than_the_mask_fails_its_call() -> None:
     """Only the call shows it: the engine is not asked to guess which rows are whose."""
     spec = replace(
         function_spec("batch, seq, 2"),
-        model=lambda x, attention_mask: {"h": x[:, :1]},
+        model=lambda x, attention_mask=None: {"h": x[:, :1]},
         outputs={"h": OutputSpec(shape="batch, ?, 2", element_type="f32")},
     )
     request = compile_model(spec).create_infer_request()

@@ -101,20 +101,6 @@ def test_the_one_not_used_for_longest_makes_room() -> None:
     assert {2, 3} == maker.open()
 
 
-def test_bytes_bound_them_too() -> None:
-    """The newest stays, though it were larger than the bound."""
-    maker = Maker()
-    models = PreparedModels(maker, PreparedLimits(max_prepared_bytes=50))
-    use(models, 1, 2, 2)
-    assert {1, 2} == maker.open()
-    use(models, 3)
-    assert {2, 3} == maker.open()
-    assert 50 == models.nbytes
-    request, _ = models.lease((9,))
-    assert {9} == maker.open()
-    models.give_back((9,), request)
-
-
 def test_one_that_runs_is_not_dropped() -> None:
     """It goes when it is given back, if there is still no room for it."""
     maker = Maker()

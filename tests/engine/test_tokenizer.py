@@ -92,15 +92,6 @@ def test_no_text_is_an_ordinary_request(minilm: Path) -> None:
     ]
 
 
-def test_without_special_tokens(tmp_path: Path) -> None:
-    """The words alone, and of an empty text nothing."""
-    path = write_tokenizer(tmp_path / "tokenizer.json")
-    assert [[5, 6], []] == encode(
-        compile_model(spec_of(path, add_special_tokens=False)), ["hello world", ""]
-    )["input_ids"]
-    assert [[2, 5, 6, 3], [2, 3]] == encode(compile_model(spec_of(path)), ["hello world", ""])["input_ids"]
-
-
 def test_a_long_text_is_an_error_or_cut(tmp_path: Path) -> None:
     """The error has its number, its length, the limit and the remedy; special tokens count."""
     path = write_tokenizer(tmp_path / "tokenizer.json")
@@ -115,12 +106,10 @@ def test_a_long_text_is_an_error_or_cut(tmp_path: Path) -> None:
     assert [3, 4, 5] == found["uncut"]
 
 
-@pytest.mark.parametrize("special", [True, False])
-def test_a_cut_text_is_told_with_the_tokens_that_it_had(minilm: Path, special: bool) -> None:
+def test_a_cut_text_is_told_with_the_tokens_that_it_had(minilm: Path) -> None:
     """As many as the library counts without a cut."""
-    own = {"max_tokens": 7, "truncate": True, "add_special_tokens": special}
-    found = encode(compile_model(spec_of(minilm, **own)), TEXTS)
-    whole = encode(compile_model(spec_of(minilm, add_special_tokens=special)), TEXTS)
+    found = encode(compile_model(spec_of(minilm, max_tokens=7, truncate=True)), TEXTS)
+    whole = encode(compile_model(spec_of(minilm)), TEXTS)
     assert [min(7, count) for count in whole["counts"]] == found["counts"]
     assert whole["counts"] == found["uncut"] == whole["uncut"]
 
@@ -170,7 +159,7 @@ def test_a_request_goes_on_after_an_error(tmp_path: Path) -> None:
         ({"outputs": ["input_ids", "input_ids"]}, "named once each"),
         (
             {"max_length": 5},
-            "a tokenizer has the properties max_tokens, truncate, add_special_tokens, prompt, lower_case, "
+            "a tokenizer has the properties max_tokens, truncate, prompt, lower_case, "
             "pairs, outputs, not max_length",
         ),
     ],
@@ -313,8 +302,8 @@ def test_other_threads_go_on_while_it_encodes(minilm: Path) -> None:
 
 def test_the_words_of_the_small_tokenizer(tmp_path: Path) -> None:
     """What other tests count on: unknown words have an id, and `WORDS` begin after the special tokens."""
-    model = compile_model(spec_of(write_tokenizer(tmp_path / "t.json"), add_special_tokens=False))
-    assert [[1, *range(5, 5 + len(WORDS))]] == encode(model, ["what " + " ".join(WORDS)])["input_ids"]
+    model = compile_model(spec_of(write_tokenizer(tmp_path / "t.json")))
+    assert [[2, 1, *range(5, 5 + len(WORDS)), 3]] == encode(model, ["what " + " ".join(WORDS)])["input_ids"]
 
 
 def test_a_prompt_stands_before_each_text_and_both_are_lowered(tmp_path: Path) -> None:

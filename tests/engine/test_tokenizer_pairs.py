@@ -145,7 +145,7 @@ def test_what_is_far_too_long_is_not_encoded_to_its_end(tmp_path: Path, kind: st
     ("properties", "words"),
     [
         ({"max_tokens": None}, "pairs need max_tokens"),
-        ({"prompt": "query: "}, "pairs have special tokens and no prompt"),
+        ({"prompt": "query: "}, "pairs have no prompt"),
         ({"max_tokens": 3, "truncate": True}, "adds 3 special tokens to each pair"),
     ],
 )

@@ -9,7 +9,7 @@ With `pairs`, for models that score pairs of texts, a row is a text with its que
 
     query   str [queries]    in: the first text of each pair; one for all texts, one for each, or none
 
-`properties` has the options: `max_tokens`, `truncate`, `add_special_tokens`, `prompt`, `lower_case`, `pairs`, and the names
+`properties` has the options: `max_tokens`, `truncate`, `prompt`, `lower_case`, `pairs`, and the names
 of the lists, `outputs`. The padding and the truncation that a file asks for are switched off: texts of several lengths need
 no padding here, and only the configuration has texts cut.
 
@@ -79,8 +79,6 @@ class TokenizerOptions:
     """Tokens of a text, at most, special ones included; None: any number."""
     truncate: bool = False
     """True: a longer text is cut; False: it is an error."""
-    add_special_tokens: bool = True
-    """True: with the tokens that the file adds around a text, such as [CLS] and [SEP]."""
     prompt: str = ""
     """Text before every text."""
     lower_case: bool = False
@@ -101,8 +99,8 @@ class TokenizerOptions:
             raise SignatureError("truncate needs max_tokens, the number of tokens that stay")
         if self.pairs and self.max_tokens is None:
             raise SignatureError("pairs need max_tokens: the tokens of a query count for each text")
-        if self.pairs and (self.prompt or not self.add_special_tokens):
-            raise SignatureError("pairs have special tokens and no prompt")
+        if self.pairs and self.prompt:
+            raise SignatureError("pairs have no prompt")
 
     @classmethod
     def of(cls, spec: ModelSpec) -> TokenizerOptions:
@@ -130,7 +128,7 @@ def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> HostMod
     tokenizer, asked = _load(spec)
     templates = _templates(spec, tokenizer) if options.pairs else ()
     kind = "pair" if templates else "text"
-    special = tokenizer.num_special_tokens_to_add(bool(templates)) if options.add_special_tokens else 0
+    special = tokenizer.num_special_tokens_to_add(bool(templates))
     if options.truncate and options.max_tokens is not None:
         if options.max_tokens <= special:
             raise SignatureError(
@@ -263,7 +261,7 @@ class TokenizerRequest(HostRequest):
         long = self._cut(texts)
         if prompt := self._options.prompt:
             texts = [prompt + text for text in texts]
-        encodings = self._encoded(texts, add_special_tokens=self._options.add_special_tokens)
+        encodings = self._encoded(texts, add_special_tokens=True)
         counts = np.fromiter(map(len, encodings), np.int64, len(encodings))
         self._check(counts)
         uncut = counts.copy()
