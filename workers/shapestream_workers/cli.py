@@ -25,12 +25,13 @@ from shapestream.settings import LoadedSettings, load_settings
 from shapestream.telemetry.logging import configure
 from shapestream_workers import EXIT_OK, EXIT_RUNTIME
 from shapestream_workers.exit_status import reported
+from shapestream_workers.gateway_options import GatewayCommand
 from shapestream_workers.keys import app as keys_app
 from shapestream_workers.lab.options import SimulateOptions, TuneOptions
 from shapestream_workers.logs import app as logs_app
 from shapestream_workers.printing import Json, print_answer
 from shapestream_workers.process import open_standard_streams
-from shapestream_workers.target import server_access
+from shapestream_workers.target import Key, ServerKey, Timeout, server_access
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -49,17 +50,6 @@ Connect = Annotated[str, typer.Option(**_SERVER)]
 AnyFunction = Annotated[
     bool, typer.Option("--any-function", help="Allow functions that no installed package registers.")
 ]
-Key = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", envvar="SHAPESTREAM_KEY", help="Your secret key, for a server with keys."),
-]
-ServerKey = Annotated[
-    str | None,
-    typer.Option(
-        metavar="KEY|FILE", envvar="SHAPESTREAM_SERVER_KEY", help="The server's public key, or its file."
-    ),
-]
-Timeout = Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="Time to find the server.")]
 
 
 def main() -> None:
@@ -210,156 +200,6 @@ def worker(
             loaded, chosen, address, name=name, index=index, ready_channel=channel, keys=keys, admin=port
         )
     raise typer.Exit(status)
-
-
-@app.command()
-def gateway(
-    address: Annotated[
-        str,
-        typer.Argument(
-            metavar="ADDRESS", help="The server's address, tcp://... or ipc://....", show_default=False
-        ),
-    ],
-    http: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Speak HTTP there. Default: 127.0.0.1:8000.")
-    ] = None,
-    grpc: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Speak gRPC there, instead of HTTP.")
-    ] = None,
-    max_body: Annotated[int, typer.Option(min=1, metavar="BYTES", help="Largest body or message.")] = 64
-    << 20,
-    max_calls: Annotated[
-        int, typer.Option(min=1, metavar="NUMBER", help="gRPC: calls and streams at a time.")
-    ] = 128,
-    token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The callers: a line NAME TOKEN for each.")
-    ] = None,
-    opened: Annotated[
-        bool, typer.Option("--open", help="Without tokens beyond loopback: the network keeps strangers away.")
-    ] = False,
-    certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate for TLS.")] = None,
-    certificate_key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Secret key of the certificate.")
-    ] = None,
-    default_priority_level: Annotated[
-        int, typer.Option(min=1, metavar="LEVEL", help="Triton's level of requests without a priority.")
-    ] = 1,
-    texts: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="HTTP: a model or chain of texts; the first is TEI's."),
-    ] = None,
-    encoder: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=MODEL", help="Its model that embeds tokens. Default: NAME.encoder."),
-    ] = None,
-    tokenizer: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=MODEL", help="Its model that makes tokens. Default: NAME.tokens."),
-    ] = None,
-    largest_token: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=NUMBER", help="The largest token that its encoder knows."),
-    ] = None,
-    labels: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=JSON", help="The names of its scores, if it scores texts: a list."),
-    ] = None,
-    key: Key = None,
-    server_key: ServerKey = None,
-    timeout: Timeout = 60.0,
-    grace: Annotated[
-        float, typer.Option(min=0.0, metavar="SECONDS", help="Time that requests have after SIGTERM.")
-    ] = 25.0,
-    lame_duck: Annotated[
-        float | None,
-        typer.Option(min=0.0, metavar="SECONDS", help="Before: time for which requests are still taken."),
-    ] = None,
-    max_connection: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="Age of a connection with a last answer.")
-    ] = 300.0,
-    listener: Annotated[int | None, typer.Option(hidden=True)] = None,
-    supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
-) -> None:
-    """Serve HTTP, or gRPC, for a server that runs elsewhere.
-
-    Clients of the Open Inference Protocol, version 2, reach the server's models. SIGTERM ends it once all requests that it
-    has are answered.
-    """
-    channel = _channel_to_parent(supervised)
-    configure("info", "auto")
-    with reported(in_log=supervised), _told_to_parent(channel):
-        if (certificate is None) != (certificate_key is None):
-            raise typer.BadParameter("--certificate and --certificate-key belong together")
-        if http is not None and grpc is not None:
-            raise typer.BadParameter("a gateway speaks one of --http and --grpc: start two")
-        from shapestream_workers.gateways import missing_library
-
-        if (missing := missing_library("http" if grpc is None else "grpc")) is not None:
-            raise ConfigurationError([missing])
-        from shapestream_workers.gateway_process import GatewayRequest, run_grpc, run_http
-
-        request = GatewayRequest(
-            server=address,
-            token_file=token_file,
-            certificate=certificate,
-            certificate_key=certificate_key,
-            default_priority_level=default_priority_level,
-            key=key,
-            server_key=server_key,
-            timeout_s=timeout,
-            grace_s=grace,
-            lame_duck_s=lame_duck,
-            max_connection_s=max_connection,
-            is_open=opened,
-            supervised=supervised,
-            ready_channel=channel,
-        )
-        if grpc is not None:
-            status = run_grpc(request, grpc, max_message=max_body, max_calls=max_calls)
-        else:
-            from shapestream.gateway.options import text_services
-
-            services = text_services(
-                texts or (),
-                encoders=_pairs("--encoder", encoder),
-                tokenizers=_pairs("--tokenizer", tokenizer),
-                largest_tokens=_numbers("--largest-token", largest_token),
-                labels=_lists("--labels", labels),
-            )
-            status = run_http(
-                request, http or "127.0.0.1:8000", inherited=listener, max_body=max_body, services=services
-            )
-    raise typer.Exit(status)
-
-
-def _pairs(option: str, texts: list[str] | None) -> dict[str, str]:
-    """Read NAME=MODEL. No name has a `=`."""
-    pairs = [text.partition("=") for text in texts or ()]
-    if any(not name or not model for name, _, model in pairs):
-        raise typer.BadParameter(f"{option} is NAME=MODEL")
-    return {name: model for name, _, model in pairs}
-
-
-def _numbers(option: str, texts: list[str] | None) -> dict[str, int]:
-    """Read NAME=NUMBER."""
-    try:
-        return {name: int(number) for name, number in _pairs(option, texts).items()}
-    except ValueError:
-        raise typer.BadParameter(f"{option} is NAME=NUMBER") from None
-
-
-def _lists(option: str, texts: list[str] | None) -> dict[str, list[str]]:
-    """Read NAME=JSON, where the JSON is a list of texts."""
-    found: dict[str, list[str]] = {}
-    for name, text in _pairs(option, texts).items():
-        try:
-            labels = json.loads(text)
-        except ValueError:
-            labels = None
-        if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-            raise typer.BadParameter(f'{option} is NAME=["LABEL", …]')
-        found[name] = labels
-    return found
 
 
 def _channel_to_parent(supervised: bool) -> int | None:
@@ -688,6 +528,26 @@ def health(context: typer.Context) -> None:
     raise typer.Exit(main(context.args))
 
 
+def gateway(**options: Any) -> None:
+    """Serve HTTP, or gRPC, for a server that runs elsewhere.
+
+    Clients of the Open Inference Protocol, version 2, reach the server's models. SIGTERM ends it once all requests that it
+    has are answered.
+    """
+    read = GatewayCommand(**options)
+    channel = _channel_to_parent(read.supervised)
+    configure("info", "auto")
+    with reported(in_log=read.supervised), _told_to_parent(channel):
+        from shapestream_workers.gateways import missing_library
+
+        if (missing := missing_library("http" if read.grpc is None else "grpc")) is not None:
+            raise ConfigurationError([missing])
+        from shapestream_workers.gateway_process import GatewayProcess
+
+        status = GatewayProcess(read, channel).run()
+    raise typer.Exit(status)
+
+
 def tune(**options: Any) -> None:
     """Find the fastest settings of a model for recorded traffic.
 
@@ -713,7 +573,7 @@ def simulate(**options: Any) -> None:
 
 
 # typer reads the options of a command from its signature.
-for command, read in ((tune, TuneOptions), (simulate, SimulateOptions)):
+for command, read in ((gateway, GatewayCommand), (tune, TuneOptions), (simulate, SimulateOptions)):
     command.__signature__ = inspect.signature(read, eval_str=True)  # type: ignore[attr-defined]
     app.command()(command)
 

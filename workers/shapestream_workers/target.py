@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from shapestream.addresses import is_protectable, reached_from_here
 from shapestream.errors import ConfigurationError
@@ -12,6 +14,18 @@ from shapestream.settings import load_settings
 
 if TYPE_CHECKING:
     from shapestream import blocking
+
+Key = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", envvar="SHAPESTREAM_KEY", help="Your secret key, for a server with keys."),
+]
+ServerKey = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KEY|FILE", envvar="SHAPESTREAM_SERVER_KEY", help="The server's public key, or its file."
+    ),
+]
+Timeout = Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="Time to find the server.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
