@@ -73,7 +73,7 @@ async def connect(
     thread.start()
     try:
         client = Client(core, _AsyncioLoop())
-        await client._ask(client._welcome(connect_timeout))
+        await client._ask(client._calls.welcome(connect_timeout))
         yield client
     finally:
         core.stop()

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial, wraps
 from types import TracebackType
 from typing import (
     TYPE_CHECKING,
     Any,
+    Concatenate,
     Generic,
     Literal,
     NoReturn,
@@ -28,7 +29,7 @@ from typing import (
 
 import trio
 
-from shapestream.client.calls import Answered, Asking, Calls
+from shapestream.client.calls import Answered, Asking, Calls, Connected, asked
 from shapestream.client.core import AnyCore
 from shapestream.client.opened_models import Result
 from shapestream.client.streaming import (
@@ -36,7 +37,6 @@ from shapestream.client.streaming import (
     ItemOptions,
     ItemT,
     Nothing,
-    OnError,
     StreamOptions,
     StreamState,
     TaskPermits,
@@ -49,7 +49,6 @@ from shapestream.client.tickets import (
     Owner,
     Question,
 )
-from shapestream_engine.signature import ModelSignature
 
 _WAY_IN = "async with client.stream(…) as results"
 """The code that enters a stream, for messages."""
@@ -169,15 +168,25 @@ class EventLoop(Protocol):
         """Run a producer in a task; the returned function cancels it, and waits for its end."""
 
 
-class Client(Calls):
+def awaited(
+    call: Callable[Concatenate[Calls, P], Asking[Answered]],
+) -> Callable[Concatenate[Client, P], Coroutine[Any, Any, Answered]]:
+    """Make a method of a call, to be awaited."""
+
+    async def face(client: Client, /, *arguments: P.args, **options: P.kwargs) -> Answered:
+        return await client._ask(call(client._calls, *arguments, **options))
+
+    return asked(call, face)
+
+
+class Client(Connected):
     """A connected client, for any number of tasks of one event loop. Made by `connect`."""
 
     def __init__(self, core: AnyCore, loop: EventLoop) -> None:
         self._core = core
         self._loop = loop
         self._home = loop.current()
-        self._owner = partial(loop.call, core)
-        self._check_caller = self._check_loop
+        self._calls = Calls(core, partial(loop.call, core), self._check_loop)
 
     def _check_loop(self) -> None:
         """Raise RuntimeError where no answer would ever arrive: outside the loop, or the process, that connected."""
@@ -200,29 +209,11 @@ class Client(Calls):
             call: Any = ticket.owner
             await call.ask(ticket)
 
-    async def infer(
-        self,
-        model: str,
-        inputs: Mapping[str, Any],
-        *,
-        deadline: float | None = None,
-        priority: int = 0,
-        request_id: str | None = None,
-        trace: Mapping[str, str] | None = None,
-        caller: str | None = None,
-        together: int = 1,
-    ) -> Result:
-        asking = self._infer(
-            model,
-            inputs,
-            deadline=deadline,
-            priority=priority,
-            request_id=request_id,
-            trace=trace,
-            caller=caller,
-            together=together,
-        )
-        return await self._ask(asking)
+    infer = awaited(Calls.infer)
+    signature = awaited(Calls.signature)
+    statistics = awaited(Calls.statistics)
+    stories = awaited(Calls.stories)
+    acknowledge_audit = awaited(Calls.acknowledge_audit)
 
     @overload
     def stream(
@@ -244,43 +235,13 @@ class Client(Calls):
         **options: Unpack[ItemOptions],
     ) -> Stream[Item]: ...
 
-    def stream(
-        self,
-        model: str,
-        source: Source,
-        *,
-        max_in_flight: int = 64,
-        ordered: bool = True,
-        on_error: OnError = "raise",
-        deadline: float | None = None,
-        priority: int = 0,
-        caller: str | None = None,
-    ) -> Stream[Result] | Stream[Item]:
+    def stream(self, model: str, source: Source, **options: Any) -> Stream[Any]:
         if not isinstance(source, Iterable | AsyncIterable):
             raise TypeError(f"a stream's source is an iterable or an async one, not {type(source).__name__}")
-        options = StreamOptions(
-            max_in_flight=max_in_flight,
-            ordered=ordered,
-            on_error=on_error,
-            deadline=deadline,
-            priority=priority,
-            caller=caller,
-        )
-        return Stream(self, model, source, options)
+        return Stream(self, model, source, self._calls.stream(model, source, **options))
 
-    async def signature(self, model: str, *, deadline: float | None = None) -> ModelSignature:
-        return await self._ask(self._signature(model, deadline))
 
-    async def statistics(self, *, deadline: float | None = 10.0) -> dict[str, Any]:
-        return await self._ask(self._statistics(deadline))
-
-    async def stories(
-        self, request_id: str | None = None, *, slowest: int = 10, deadline: float | None = 10.0
-    ) -> list[dict[str, Any]]:
-        return await self._ask(self._stories(request_id, slowest, deadline))
-
-    async def acknowledge_audit(self, model: str, *, deadline: float | None = 10.0) -> dict[str, Any]:
-        return await self._ask(self._statistics(deadline, acknowledge=model))
+asked(Calls.stream, Client.stream)
 
 
 class Stream(AsyncEntered, Generic[ItemT]):
@@ -305,7 +266,7 @@ class Stream(AsyncEntered, Generic[ItemT]):
 
     async def __aenter__(self) -> Self:
         client, core, loop = self._client, self._client._core, self._client._loop
-        opened = await client._ask(client._opened(self._model, None))
+        opened = await client._ask(client._calls.opened(self._model))
         if isinstance(self._source, AsyncIterable):
             permits = TaskPermits(loop.wakeup())
             self._state = _TaskStreamState(loop.wakeup(), opened, self._options, permits.grant, core)

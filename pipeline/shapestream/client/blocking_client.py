@@ -14,12 +14,23 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    NoReturn,
+    ParamSpec,
+    Self,
+    Unpack,
+    overload,
+)
 
-from shapestream.client.calls import Answered, Asking, Calls, connects
+from shapestream.client.calls import Answered, Asking, Calls, Connected, asked, connects
 from shapestream.client.connector import Addresses, connector_for
 from shapestream.client.core import WITHDRAWN, AnyCore, Core, CoreThread, Withdraw, software
-from shapestream.client.opened_models import Model, Result
+from shapestream.client.opened_models import Result
 from shapestream.client.session import LinkSettings
 from shapestream.client.streaming import (
     NO_TENSORS,
@@ -27,7 +38,6 @@ from shapestream.client.streaming import (
     ItemOptions,
     ItemT,
     Nothing,
-    OnError,
     StreamOptions,
     StreamState,
     start_pulling,
@@ -39,13 +49,14 @@ from shapestream.client.tickets import (
 )
 from shapestream.errors import Cancelled, RequestError
 from shapestream.wire.messages import ResultEntry as Answer
-from shapestream_engine.signature import ModelSignature
 
 # A Ctrl-C interrupts a lock that is waited for, unless it comes just before: while this thread waits for the
 # interpreter, CPython notes the signal and then enters the wait without another look. So waits are cut this short.
 _LOOK_FOR_SIGNALS_S = 0.5
 # The background thread waits for nothing when it leaves: this bound is for a machine that hangs.
 _JOIN_S = 5.0
+
+P = ParamSpec("P")
 
 
 @connects("shapestream.blocking")
@@ -89,7 +100,7 @@ def connect(
     welcomed = False
     try:
         thread.start()
-        client._ask(client._welcome(connect_timeout))
+        client._ask(client._calls.welcome(connect_timeout))
         welcomed = True
     finally:
         if not welcomed:
@@ -97,14 +108,24 @@ def connect(
     return client
 
 
-class Client(Calls):
+def waited(
+    call: Callable[Concatenate[Calls, P], Asking[Answered]],
+) -> Callable[Concatenate[Client, P], Answered]:
+    """Make a method of a call, which waits in the caller's thread."""
+
+    def face(client: Client, /, *arguments: P.args, **options: P.kwargs) -> Answered:
+        return client._ask(call(client._calls, *arguments, **options))
+
+    return asked(call, face)
+
+
+class Client(Connected):
     """A connected client, for any number of threads. Made by `connect`."""
 
     def __init__(self, core: AnyCore, thread: CoreThread) -> None:
         self._core = core
         self._thread = thread
-        self._owner = partial(_ThreadCall, core)
-        self._check_caller = core.submissions.check_process
+        self._calls = Calls(core, partial(_ThreadCall, core), core.submissions.check_process)
         # Not at the interpreter's end: the thread, a daemon, may then hold a lock without end.
         weakref.finalize(self, _dropped, core, thread).atexit = False
 
@@ -119,29 +140,12 @@ class Client(Calls):
             call: Any = ticket.owner
             call.ask(ticket)
 
-    def infer(
-        self,
-        model: str,
-        inputs: Mapping[str, Any],
-        *,
-        deadline: float | None = None,
-        priority: int = 0,
-        request_id: str | None = None,
-        trace: Mapping[str, str] | None = None,
-        caller: str | None = None,
-        together: int = 1,
-    ) -> Result:
-        asking = self._infer(
-            model,
-            inputs,
-            deadline=deadline,
-            priority=priority,
-            request_id=request_id,
-            trace=trace,
-            caller=caller,
-            together=together,
-        )
-        return self._ask(asking)
+    infer = waited(Calls.infer)
+    opened = waited(Calls.opened)
+    signature = waited(Calls.signature)
+    statistics = waited(Calls.statistics)
+    stories = waited(Calls.stories)
+    acknowledge_audit = waited(Calls.acknowledge_audit)
 
     @overload
     def stream(
@@ -158,45 +162,8 @@ class Client(Calls):
         self, model: str, source: Iterable[Any], *, on_error: Literal["yield"], **options: Unpack[ItemOptions]
     ) -> Stream[Item]: ...
 
-    def stream(
-        self,
-        model: str,
-        source: Iterable[Any],
-        *,
-        max_in_flight: int = 64,
-        ordered: bool = True,
-        on_error: OnError = "raise",
-        deadline: float | None = None,
-        priority: int = 0,
-        caller: str | None = None,
-    ) -> Stream[Result] | Stream[Item]:
-        options = StreamOptions(
-            max_in_flight=max_in_flight,
-            ordered=ordered,
-            on_error=on_error,
-            deadline=deadline,
-            priority=priority,
-            caller=caller,
-        )
-        return Stream(self, model, source, options)
-
-    def signature(self, model: str, *, deadline: float | None = None) -> ModelSignature:
-        return self._ask(self._signature(model, deadline))
-
-    def opened(self, model: str, *, deadline: float | None = None) -> Model:
-        """Return a model that the server has opened, for the items of a stream without a model."""
-        return self._ask(self._opened(model, deadline))
-
-    def statistics(self, *, deadline: float | None = 10.0) -> dict[str, Any]:
-        return self._ask(self._statistics(deadline))
-
-    def stories(
-        self, request_id: str | None = None, *, slowest: int = 10, deadline: float | None = 10.0
-    ) -> list[dict[str, Any]]:
-        return self._ask(self._stories(request_id, slowest, deadline))
-
-    def acknowledge_audit(self, model: str, *, deadline: float | None = 10.0) -> dict[str, Any]:
-        return self._ask(self._statistics(deadline, acknowledge=model))
+    def stream(self, model: str, source: Iterable[Any], **options: Any) -> Stream[Any]:
+        return Stream(self, model, source, self._calls.stream(model, source, **options))
 
     def has_ended(self) -> bool:
         """Tell whether nothing is answered any more: after `close`, or after an error, which `close` raises."""
@@ -227,6 +194,9 @@ class Client(Calls):
             """Never called; `async with` looks for it first."""
 
 
+asked(Calls.stream, Client.stream)
+
+
 def _dropped(core: AnyCore, thread: CoreThread) -> None:
     """Stop a client that was not closed, and that no reference is left to."""
     if thread.is_alive():
@@ -239,29 +209,10 @@ def _dropped(core: AnyCore, thread: CoreThread) -> None:
 class Inference:
     """One request. A thread waits for its result, and any other may withdraw it meanwhile."""
 
-    def __init__(
-        self,
-        client: Client,
-        model: str,
-        inputs: Mapping[str, Any],
-        *,
-        deadline: float | None,
-        priority: int,
-        request_id: str | None,
-        trace: Mapping[str, str] | None,
-        caller: str | None,
-    ) -> None:
-        """Check and encode the request; nothing is sent before `result`. Raises as `Client.infer` does."""
+    def __init__(self, client: Client, model: str, inputs: Mapping[str, Any], **options: Any) -> None:
+        """Check and encode the request; nothing is sent before `result`. Options and errors are those of `Client.infer`."""
         self._client = client
-        self._asking = client._infer(
-            model,
-            inputs,
-            deadline=deadline,
-            priority=priority,
-            request_id=request_id,
-            trace=trace,
-            caller=caller,
-        )
+        self._asking = client._calls.infer(model, inputs, **options)
         ticket, call = self._next()
         while type(ticket) is not RequestTicket:
             call.ask(ticket)

@@ -1,8 +1,8 @@
 """The calls of a client, once for all three faces: what they ask the server, and their arguments, errors and examples.
 
 A call is a generator (`Asking`). It yields one ticket after the other, and goes on when that is finished; it never waits, so
-it knows no event loop and no thread. A face waits for each ticket in its own way (`async_face.Client`,
-`blocking_client.Client`), and gives the calls their types. The owner of a ticket is made by the face, too.
+it knows no event loop and no thread. A face makes a method of each call, with its arguments and types, that waits for each
+ticket (`async_face.awaited`, `blocking_client.waited`). The owner of a ticket is made by the face, too.
 
 Editors and `help` show the docstrings of this file for both clients. The examples are for trio and asyncio. For the blocking
 face, leave out `await` and `async`.
@@ -11,11 +11,13 @@ face, leave out `await` and `async`.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from inspect import cleandoc
+from functools import update_wrapper
+from inspect import Signature, cleandoc, signature
 from typing import Any, TypeAlias, TypeVar
 
 from shapestream.client.core import AnyCore
 from shapestream.client.opened_models import Model, Result
+from shapestream.client.streaming import OnError, StreamOptions
 from shapestream.client.tickets import (
     OpenTicket,
     Owner,
@@ -77,21 +79,37 @@ def connects(face: str, library: str = "") -> Callable[[F], F]:
     return document
 
 
-class Calls:
-    """The calls of a connected client. The faces give them their arguments, defaults and types."""
+def asked(call: Callable[..., Any], face: F) -> F:
+    """Return a face's way to wait for a call, with the call's name, docstring and arguments."""
+    update_wrapper(face, call)
+    face.__signature__ = signature(call).replace(return_annotation=Signature.empty)  # type: ignore[attr-defined]
+    return face
+
+
+class Connected:
+    """What a connected client is in each face."""
 
     _core: AnyCore
-    _owner: Callable[[], Owner]
-    """Makes the owner of a call's ticket, by which the caller waits."""
-    _check_caller: Callable[[], None]
-    """Raises RuntimeError where no answer would ever arrive."""
 
     @property
     def window_requests(self) -> int:
         """Requests that the server takes of this client without an answer; further ones wait here."""
         return self._core.window_requests
 
-    def _welcome(self, timeout_s: float) -> Asking[bool]:
+
+class Calls:
+    """The calls of a connected client, for all faces (`asked`)."""
+
+    def __init__(self, core: AnyCore, owner: Callable[[], Owner], check_caller: Callable[[], None]) -> None:
+        """`owner` makes the owner of a call's ticket, by which the caller waits.
+
+        `check_caller` raises RuntimeError where no answer would ever arrive.
+        """
+        self._core = core
+        self._owner = owner
+        self._check_caller = check_caller
+
+    def welcome(self, timeout_s: float) -> Asking[bool]:
         """Ask for any server; raises `Unavailable` where none answers in time."""
         ticket = WelcomeTicket(self._owner(), deadline=deadline_at(self._core.clock, timeout_s))
         yield ticket
@@ -105,64 +123,18 @@ class Calls:
         yield ticket
         return outcome_of(ticket, Model)
 
-    def _infer(
+    def infer(
         self,
         model: str,
         inputs: Mapping[str, Any],
         *,
-        deadline: float | None,
-        priority: int,
-        request_id: str | None,
-        trace: Mapping[str, str] | None,
-        caller: str | None,
+        deadline: float | None = None,
+        priority: int = 0,
+        request_id: str | None = None,
+        trace: Mapping[str, str] | None = None,
+        caller: str | None = None,
         together: int = 1,
     ) -> Asking[Result]:
-        self._check_caller()
-        core = self._core
-        priority = checked_priority(priority)
-        tags = tags_of(request_id, trace, caller, together)
-        due = None if deadline is None else deadline_at(core.clock, deadline)
-        opened = core.models.get(model) or (yield from self._open(model, due))
-        tensors, nbytes = opened.encode(inputs)
-        ticket = RequestTicket(
-            self._owner(),
-            deadline=due,
-            model=opened,
-            tensors=tensors,
-            nbytes=nbytes,
-            priority=priority,
-            tags=tags,
-        )
-        yield ticket
-        answer = outcome_of(ticket, Answer)
-        client = ticket.client or core.client
-        return Result(None, answer, opened.outputs, client, request_id, lists=opened.lists)
-
-    def _opened(self, model: str, deadline: float | None) -> Asking[Model]:
-        self._check_caller()
-        return (yield from self._open(model, deadline_at(self._core.clock, deadline)))
-
-    def _signature(self, model: str, deadline: float | None) -> Asking[ModelSignature]:
-        return (yield from self._opened(model, deadline)).signature
-
-    def _statistics(self, deadline: float | None, acknowledge: str | None = None) -> Asking[dict[str, Any]]:
-        self._check_caller()
-        due = deadline_at(self._core.clock, deadline)
-        name = None if acknowledge is None else checked_name(acknowledge)
-        ticket = StatisticsTicket(self._owner(), deadline=due, acknowledge=name)
-        yield ticket
-        return outcome_of(ticket, dict)
-
-    def _stories(
-        self, request_id: str | None, slowest: int, deadline: float | None
-    ) -> Asking[list[dict[str, Any]]]:
-        self._check_caller()
-        due = deadline_at(self._core.clock, deadline)
-        ticket = StoriesTicket(self._owner(), deadline=due, **stories_asked(request_id, slowest))
-        yield ticket
-        return stories_of(outcome_of(ticket, dict))
-
-    def infer(self, *arguments: Any, **options: Any) -> Any:
         """Run a model on the inputs of one request, and return its outputs.
 
         Arguments:
@@ -196,8 +168,39 @@ class Calls:
             result = await client.infer("embeddings", inputs, deadline=5.0)
             print(result["embedding"].shape)
         """
+        self._check_caller()
+        core = self._core
+        priority = checked_priority(priority)
+        tags = tags_of(request_id, trace, caller, together)
+        due = None if deadline is None else deadline_at(core.clock, deadline)
+        opened = core.models.get(model) or (yield from self._open(model, due))
+        tensors, nbytes = opened.encode(inputs)
+        ticket = RequestTicket(
+            self._owner(),
+            deadline=due,
+            model=opened,
+            tensors=tensors,
+            nbytes=nbytes,
+            priority=priority,
+            tags=tags,
+        )
+        yield ticket
+        answer = outcome_of(ticket, Answer)
+        client = ticket.client or core.client
+        return Result(None, answer, opened.outputs, client, request_id, lists=opened.lists)
 
-    def stream(self, *arguments: Any, **options: Any) -> Any:
+    def stream(
+        self,
+        model: str,
+        source: Any,
+        *,
+        max_in_flight: int = 64,
+        ordered: bool = True,
+        on_error: OnError = "raise",
+        deadline: float | None = None,
+        priority: int = 0,
+        caller: str | None = None,
+    ) -> StreamOptions:
         """Run a model on every item of a source. Enter the stream, then iterate over its results.
 
         Arguments:
@@ -225,8 +228,21 @@ class Calls:
                 async for result in results:
                     print(result.key, result["peaks"].shape)
         """
+        return StreamOptions(
+            max_in_flight=max_in_flight,
+            ordered=ordered,
+            on_error=on_error,
+            deadline=deadline,
+            priority=priority,
+            caller=caller,
+        )
 
-    def signature(self, *arguments: Any, **options: Any) -> Any:
+    def opened(self, model: str, *, deadline: float | None = None) -> Asking[Model]:
+        """Return a model that the server has opened, for the items of a stream without a model."""
+        self._check_caller()
+        return (yield from self._open(model, deadline_at(self._core.clock, deadline)))
+
+    def signature(self, model: str, *, deadline: float | None = None) -> Asking[ModelSignature]:
         """Return the inputs and outputs of a model (`ModelSignature`). The server is asked once per model.
 
         Arguments:
@@ -242,8 +258,9 @@ class Calls:
             signature = await client.signature("embeddings")
             print([port.name for port in signature.inputs])
         """
+        return (yield from self.opened(model, deadline=deadline)).signature
 
-    def statistics(self, *arguments: Any, **options: Any) -> Any:
+    def statistics(self, *, deadline: float | None = 10.0) -> Asking[dict[str, Any]]:
         """Return the server's counters, as plain data.
 
         Arguments:
@@ -256,8 +273,18 @@ class Calls:
         Example:
             print(await client.statistics())
         """
+        return (yield from self._statistics(deadline, None))
 
-    def stories(self, *arguments: Any, **options: Any) -> Any:
+    def _statistics(self, deadline: float | None, acknowledge: str | None) -> Asking[dict[str, Any]]:
+        self._check_caller()
+        due = deadline_at(self._core.clock, deadline)
+        ticket = StatisticsTicket(self._owner(), deadline=due, acknowledge=acknowledge)
+        yield ticket
+        return outcome_of(ticket, dict)
+
+    def stories(
+        self, request_id: str | None = None, *, slowest: int = 10, deadline: float | None = 10.0
+    ) -> Asking[list[dict[str, Any]]]:
         """Return the stories of requests, as a list of plain data: when each one waited, and where it ran.
 
         Arguments:
@@ -274,8 +301,13 @@ class Calls:
             for story in await client.stories(slowest=3):
                 print(story)
         """
+        self._check_caller()
+        due = deadline_at(self._core.clock, deadline)
+        ticket = StoriesTicket(self._owner(), deadline=due, **stories_asked(request_id, slowest))
+        yield ticket
+        return stories_of(outcome_of(ticket, dict))
 
-    def acknowledge_audit(self, *arguments: Any, **options: Any) -> Any:
+    def acknowledge_audit(self, model: str, *, deadline: float | None = 10.0) -> Asking[dict[str, Any]]:
         """Let the requests of a model share calls again, after an audit stopped that. Returns the server's counters.
 
         The server ignores this from a key without the role `admin`. Errors are those of `statistics`.
@@ -284,3 +316,4 @@ class Calls:
             model: name of the model.
             deadline: seconds from now, None for none.
         """
+        return (yield from self._statistics(deadline, checked_name(model)))

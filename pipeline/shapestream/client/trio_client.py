@@ -64,7 +64,7 @@ async def connect(
             await nursery.start(core.run)
             try:
                 client = Client(core, _TrioLoop(nursery))
-                await client._ask(client._welcome(connect_timeout))
+                await client._ask(client._calls.welcome(connect_timeout))
                 yield client
             finally:
                 nursery.cancel_scope.cancel()
