@@ -484,6 +484,11 @@ def test_two_models_and_a_chain(tmp_path: Path) -> None:
         ),
         ("    pooling: sum\n", {}, "server.yaml:4:5: models[0].pooling: expected mean, "),
         (
+            "    pooling: {mode: cls}\n",
+            {},
+            "server.yaml:4:15: models[0].pooling.mode: this key was removed (write pooling: mean, or ",
+        ),
+        (
             "    function: numpy:sort\n",
             {},
             'server.yaml:4:5: models[0].function: both "path" and "function" are given',

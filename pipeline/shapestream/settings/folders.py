@@ -69,17 +69,10 @@ def expand_folders(source: YamlSource, base: Path, *, files_must_exist: bool) ->
         else:
             _put(source, place, made)
             served.append(made.name)
-    _serve_texts(source, served)
+    match values:
+        case {"server": {"http": {"texts": True} as http}} if found or served:
+            http["texts"] = served
     return tuple(found)
-
-
-def _serve_texts(source: YamlSource, names: list[str]) -> None:
-    """Replace `server.http.texts: true` by the names of the folders, if there are any."""
-    match source.values:
-        case {"server": {"http": {"texts": True} as http}} if names:
-            place: Location = ("server", "http", "texts")
-            http["texts"] = names
-            source.origins.update({(*place, index): place for index in range(len(names))})
 
 
 def _folder_of(model: Any, base: Path) -> Path | None:

@@ -195,12 +195,12 @@ class _Findings:
 
     def add(self, location: Location, message: str, *, follows: bool = False) -> None:
         """Add a problem. One that `follows` from a comparison of settings does not hide others at its place."""
-        if location in self.told or any(
+        origin = self._source.origin(location)
+        if origin in self.told or any(
             location[:length] in self._faulty for length in range(1, len(location) + 1)
         ):
             return
-        place = self._source.place_of(location)
-        self.found.append((place, self._source.origin(location), message))
+        self.found.append((self._source.place_of(location), origin, message))
         if not follows:
             self._faulty.add(location)
 
