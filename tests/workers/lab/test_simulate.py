@@ -127,7 +127,6 @@ MADE = ["--sizes", "seq=8", "--rate", "1"]
         (["--trace", "t.jsonl", "--sizes", "seq=8", "--cost", COST], 2, "--trace and --sizes exclude"),
         ([*MADE, "--in-flight", "3", "--cost", COST], 2, "exclude each other"),
         ([*MADE, "--sizes", "seq=9", "--cost", COST], 2, "two models of one name"),
-        ([*MADE, "--exact", "width", "--cost", COST], 2, "no such dimension"),
         ([*MADE, "--speeds", "1,2", "--cost", COST], 2, "No such option"),
         (["--sizes", "m/trace:t.jsonl", "--rate", "1", "--cost", COST], 2, "expected DIMENSION=DISTRIBUTION"),
         (["--sizes", f"seq={2**52};x=4", "--rate", "1", "--cost", COST], 3, "more than anything computes"),
@@ -200,11 +199,10 @@ def test_each_model_has_costs_and_dimensions_of_its_own() -> None:
             cost=["a/fixed_ms=5", "fixed_ms=7"],
             sizes=["a/seq=8", "b/height=4;width=5"],
             rate=1.0,
-            exact=["width"],
         )
     )
     assert (0.005, 0.007) == (scenario.costs["a"].seconds((1, 8)), scenario.costs["b"].seconds((1, 4, 5)))
-    assert [(True, True), (True, True, False)] == [profile.paddable for profile in scenario.profiles]
+    assert [(True, True), (True, True, True)] == [profile.paddable for profile in scenario.profiles]
 
 
 def test_tables_are_read_as_models_costs_prints_them(tmp_path: Path) -> None:

@@ -36,22 +36,9 @@ class SimulateOptions:
             help="Measured costs, as `models CONFIG --costs --json` prints them. Default: measured for CONFIG.",
         ),
     ] = None
-    exact: Annotated[
-        list[str] | None,
-        typer.Option(metavar="DIMENSION", help="A dimension that is not padded; without CONFIG."),
-    ] = None
     max_batch: Annotated[
         int, typer.Option(min=1, metavar="N", help="As batching.max_batch; without CONFIG.")
     ] = 64
-    max_delay_ms: Annotated[
-        float, typer.Option(min=0.0, metavar="MS", help="As batching.max_delay_ms; without CONFIG.")
-    ] = 0.0
-    max_padding_ratio: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0, max=0.99, metavar="RATIO", help="As batching.max_padding_ratio; without CONFIG."
-        ),
-    ] = None
     trace: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Recorded traffic, from `serve --record-trace`."),

@@ -183,21 +183,14 @@ def _traffic(
 
 
 def _models(options: SimulateOptions, dimensions: Dimensions) -> tuple[ModelProfile, ...]:
-    """Return the models without a file: every dimension but those named by --exact may be padded."""
-    known = {name for names in dimensions.values() for name in names}
-    for name in options.exact or ():
-        if name not in known:
-            there = ", ".join(sorted(known))
-            raise typer.BadParameter(f"--exact {name}: no such dimension (there are {there})")
+    """Return the models without a file: every dimension may be padded, and a free slot waits for nothing."""
     return tuple(
         ModelProfile(
             name=model,
             dimensions=names,
             has_batch="batch" in names[:1],
-            paddable=tuple(name not in (options.exact or ()) for name in names),
+            paddable=(True,) * len(names),
             max_batch=options.max_batch,
-            max_delay_s=options.max_delay_ms / 1000,
-            max_padding_ratio=options.max_padding_ratio,
             free_sizes=True,
         )
         for model, names in dimensions.items()
