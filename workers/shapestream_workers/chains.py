@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from shapestream.chains.plan import Chain, ChainRefused, plan_chain
 from shapestream.chains.spec import ChainSpec, Source
@@ -54,24 +55,19 @@ def describe_chain(signature: ModelSignature) -> Iterator[str]:
             yield f"  output {port.name}: {port.element_type} [{port.shape}]"
 
 
-ENCODER = "--encoder"
-
-
 def service_options(
     settings: HttpSettings, loaded: Settings, labels: Mapping[str, Sequence[str]] = MappingProxyType({})
 ) -> list[str]:
     """Return the options of a gateway's command line for its services. `labels`: of each folder's model that has them."""
-    options = [word for name in settings.texts for word in ("--texts", name)]
+    options: list[str] = []
     specs = {chain.name: chain.spec() for chain in loaded.chains}
-    models = loaded.models_by_name
     for name in dict.fromkeys(settings.texts):
+        told: dict[str, Any] = {} if name not in specs else dict(_parts(specs[name]))
+        if "encoder" in told and (most := _largest_token(loaded.models_by_name[told["encoder"]])) is not None:
+            told["largest_token"] = most
         if labels.get(name):
-            options += ["--labels", f"{name}={json.dumps(labels[name])}"]
-        if (spec := specs.get(name)) is not None:
-            for option, model in _parts(spec):
-                options += [option, f"{name}={model}"]
-                if option == ENCODER and (most := _largest_token(models[model])) is not None:
-                    options += ["--largest-token", f"{name}={most}"]
+            told["labels"] = labels[name]
+        options += ["--texts", f"{name}={json.dumps(told)}" if told else name]
     return options
 
 
@@ -83,11 +79,11 @@ def _parts(chain: ChainSpec) -> Iterator[tuple[str, str]]:
     source = next((chain.outputs[name] for name in (*EMBEDDING, SCORE) if name in chain.outputs), "")
     encoder = chain.stage(Source.parse(source).stage)
     if encoder is not None and any(Source.parse(text).stage for text in encoder.inputs.values()):
-        yield ENCODER, encoder.model
+        yield "encoder", encoder.model
     for stage in dict.fromkeys(Source.parse(text).stage for text in chain.inputs.values()):
         tokenizer = chain.stage(stage)
         if tokenizer is not None and tokenizer is not encoder:
-            yield "--tokenizer", tokenizer.model
+            yield "tokenizer", tokenizer.model
 
 
 def _largest_token(encoder: ModelSettings) -> int | None:

@@ -49,23 +49,10 @@ class GatewayCommand:
     ] = 1
     texts: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="HTTP: a model or chain of texts; the first is TEI's."),
-    ] = None
-    encoder: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=MODEL", help="Its model that embeds tokens. Default: NAME.encoder."),
-    ] = None
-    tokenizer: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=MODEL", help="Its model that makes tokens. Default: NAME.tokens."),
-    ] = None
-    largest_token: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=NUMBER", help="The largest token that its encoder knows."),
-    ] = None
-    labels: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=JSON", help="The names of its scores, if it scores texts: a list."),
+        typer.Option(
+            metavar="NAME[=JSON]",
+            help="HTTP: a model or chain of texts; JSON has encoder, tokenizer, largest_token, labels.",
+        ),
     ] = None
     key: Key = None
     server_key: ServerKey = None

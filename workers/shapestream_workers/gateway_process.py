@@ -6,7 +6,6 @@ inherits.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import ssl
@@ -19,7 +18,7 @@ import typer
 
 from shapestream.addresses import is_beyond_loopback
 from shapestream.errors import ConfigurationError
-from shapestream.gateway.options import text_services
+from shapestream.gateway.options import text_service
 from shapestream.settings.server_settings import LAME_DUCK_S
 from shapestream.transport.guards import raise_descriptor_limit
 from shapestream.transport.http_listener import listen_at, place_of, reserve_at
@@ -59,17 +58,15 @@ class GatewayProcess:
         from shapestream.web.messages import HttpLimits
 
         asked = self._options
+        try:
+            services = {service.name: service for service in map(text_service, asked.texts or ())}
+        except ValueError as error:
+            raise typer.BadParameter(f"--texts: {error}") from None
         options = GatewayOptions(
             **self._forwarding(address),
             tls=self._tls_context(),
             limits=HttpLimits(max_body_bytes=asked.max_body),
-            services=text_services(
-                asked.texts or (),
-                encoders=_pairs("--encoder", asked.encoder),
-                tokenizers=_pairs("--tokenizer", asked.tokenizer),
-                largest_tokens=_numbers("--largest-token", asked.largest_token),
-                labels=_lists("--labels", asked.labels),
-            ),
+            services=services,
         )
         if asked.listener is None:
             self._check_reach(address)
@@ -167,33 +164,3 @@ class GatewayProcess:
         keep_what_is_loaded()
         if self._channel is not None:
             os.write(self._channel, READY_LINE)
-
-
-def _pairs(option: str, texts: list[str] | None) -> dict[str, str]:
-    """Read NAME=MODEL. No name has a `=`."""
-    pairs = [text.partition("=") for text in texts or ()]
-    if any(not name or not model for name, _, model in pairs):
-        raise typer.BadParameter(f"{option} is NAME=MODEL")
-    return {name: model for name, _, model in pairs}
-
-
-def _numbers(option: str, texts: list[str] | None) -> dict[str, int]:
-    """Read NAME=NUMBER."""
-    try:
-        return {name: int(number) for name, number in _pairs(option, texts).items()}
-    except ValueError:
-        raise typer.BadParameter(f"{option} is NAME=NUMBER") from None
-
-
-def _lists(option: str, texts: list[str] | None) -> dict[str, list[str]]:
-    """Read NAME=JSON, where the JSON is a list of texts."""
-    found: dict[str, list[str]] = {}
-    for name, text in _pairs(option, texts).items():
-        try:
-            labels = json.loads(text)
-        except ValueError:
-            labels = None
-        if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-            raise typer.BadParameter(f'{option} is NAME=["LABEL", …]')
-        found[name] = labels
-    return found

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import structlog
 
@@ -75,22 +74,35 @@ class TextService:
     """The names of the scores of a model that scores texts; empty: they are not known."""
 
 
-def text_services(
-    names: Iterable[str] = (),
-    *,
-    encoders: Mapping[str, str] = MappingProxyType({}),
-    tokenizers: Mapping[str, str] = MappingProxyType({}),
-    largest_tokens: Mapping[str, int] = MappingProxyType({}),
-    labels: Mapping[str, Sequence[str]] = MappingProxyType({}),
-) -> Mapping[str, TextService]:
-    """Return the services by name. By default their models are called as those of a folder are: `NAME.encoder`."""
-    return {
-        name: TextService(
-            name=name,
-            encoder=encoders.get(name, f"{name}.encoder"),
-            tokenizer=tokenizers.get(name, f"{name}.tokens"),
-            largest_token=largest_tokens.get(name),
-            labels=tuple(labels.get(name, ())),
-        )
-        for name in names
-    }
+TEXTS = (
+    'NAME, or NAME={"encoder": MODEL, "tokenizer": MODEL, "largest_token": NUMBER, "labels": [LABEL, ...]}'
+)
+"""The texts that `text_service` reads; each part may be left out."""
+
+
+def text_service(text: str) -> TextService:
+    """Read the name of a service, and what is known of its models. Raises `ValueError`.
+
+    By default its models are called as those of a folder are: `NAME.encoder`, `NAME.tokens`.
+    """
+    name, equals, told = text.partition("=")
+    parts = json.loads(told) if equals else {}
+    if isinstance(parts, dict):
+        by_default = {"encoder": f"{name}.encoder", "tokenizer": f"{name}.tokens", "largest_token": None}
+        parts = {**by_default, "labels": [], **parts}
+    match parts:
+        case {
+            "encoder": str(encoder),
+            "tokenizer": str(tokenizer),
+            "largest_token": int() | None as largest,
+            "labels": [*labels],
+            **others,
+        } if name and not others and all(isinstance(label, str) for label in labels):
+            return TextService(
+                name=name,
+                encoder=encoder,
+                tokenizer=tokenizer,
+                largest_token=largest,
+                labels=tuple(labels),
+            )
+    raise ValueError(f"expected {TEXTS}, not {text!r}")

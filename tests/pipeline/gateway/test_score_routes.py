@@ -71,7 +71,7 @@ async def test_clients_of_cohere_and_jina_rank_documents(site: TextSite, path: s
 
 
 @pytest.mark.parametrize("path", ["/predict", "/"])
-@on_text_site(names=["classes"], labels={"classes": ["long", "one", "a"]})
+@on_text_site(names=['classes={"labels": ["long", "one", "a"]}'])
 async def test_tei_tells_labels_of_texts(site: TextSite, path: str) -> None:
     """Of one text or of several, each with its probabilities, the largest first."""
     powers = {
@@ -184,7 +184,7 @@ async def test_a_tokenizer_of_pairs_tokenises_texts(site: TextSite) -> None:
     assert [[1, 97, 98], [1]] == [[token["id"] for token in text] for text in found]
 
 
-@on_text_site(**RANKING, labels={"ranker": ["relevance"]})
+@on_text_site(names=['ranker={"labels": ["relevance"]}'])
 async def test_tei_tells_that_its_model_ranks(site: TextSite) -> None:
     """With its label."""
     info = (await site.ask("GET", "/info")).content

@@ -13,7 +13,7 @@ from tests.pipeline.gateway.text_site import TextSite, on_text_site, vector
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.errors import Overloaded, TooLarge
-from shapestream.gateway.options import text_services
+from shapestream.gateway.options import text_service
 from shapestream.gateway.routes import TextRoutes
 from shapestream.slices import LongSteps
 from shapestream.web.messages import HttpError, HttpRequest, HttpResponse
@@ -192,7 +192,7 @@ async def test_a_token_beyond_the_encoders_numbers_is_refused(site: TextSite) ->
     assert [] == site.server.requests
 
 
-@on_text_site(names=["sentences"], largest_tokens={"sentences": 500})
+@on_text_site(names=['sentences={"largest_token": 500}'])
 async def test_tokens_of_another_model_are_refused(site: TextSite) -> None:
     """Where the largest one is known, before anything runs."""
     reply = await site.ask("POST", "/v1/embeddings", openai([[1, 500], [1, 501, 2]]))
@@ -282,7 +282,7 @@ async def test_tei_tokenises(site: TextSite) -> None:
     assert ["sentences.tokens"] == site.models
 
 
-@on_text_site(names=["listed"], encoders={"listed": "sentences.encoder"}, tokenizers={"listed": "numbers"})
+@on_text_site(names=['listed={"encoder": "sentences.encoder", "tokenizer": "numbers"}'])
 async def test_the_models_of_a_chain_are_set_by_name(site: TextSite) -> None:
     """Here an encoder that is right, and a tokenizer that is none."""
     assert 1 == len(await site.post("/embed", {"inputs": [[1, 2]]}))
@@ -319,7 +319,7 @@ async def test_tei_tells_whether_its_model_is_ready(site: TextSite, path: str) -
             raise failures.pop()
         return HttpResponse(body=(b"{}",))
 
-    routes = TextRoutes(site.client, text_services(["sentences"]), LongSteps(), ready, UNLIMITED)
+    routes = TextRoutes(site.client, {"sentences": text_service("sentences")}, LongSteps(), ready, UNLIMITED)
     methods, form = routes.pages[path], routes.form_of(path)
     assert form is not None
     request = HttpRequest(method="GET", path=path, query="", headers={}, body=b"", peer="")
@@ -399,7 +399,9 @@ async def test_long_answers_are_written_in_turns(site: TextSite) -> None:
             told.append(nbytes)
             return await super().run_slices(nbytes, work)
 
-    routes = TextRoutes(site.client, text_services(**BOTH), Noting(), _nothing, UNLIMITED)
+    routes = TextRoutes(
+        site.client, {name: text_service(name) for name in BOTH["names"]}, Noting(), _nothing, UNLIMITED
+    )
     for path in ("/v1/embeddings", "/embed", "/embed_sparse"):
         body = json.dumps({**openai(TEXTS), "inputs": TEXTS}).encode()
         await routes.pages[path]["POST"](
@@ -410,3 +412,12 @@ async def test_long_answers_are_written_in_turns(site: TextSite) -> None:
 
 async def _nothing(model: str, request: HttpRequest) -> HttpResponse:
     return HttpResponse()
+
+
+@pytest.mark.parametrize(
+    "text", ["=", "m={", "m=[]", 'm={"encoder": 1}', 'm={"labels": [1]}', 'm={"nix": 1}', "m=3"]
+)
+def test_what_is_no_service_is_refused(text: str) -> None:
+    """In words that say what is one."""
+    with pytest.raises(ValueError):  # noqa: PT011 - of JSON, or ours
+        text_service(text)

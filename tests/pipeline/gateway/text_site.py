@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import wraps
 from itertools import chain
 from typing import Any
@@ -16,7 +16,7 @@ from trio.testing import MockClock
 
 import shapestream
 from shapestream.errors import RequestError
-from shapestream.gateway.options import text_services
+from shapestream.gateway.options import text_service
 from shapestream.gateway.routes import Routes
 from shapestream.testing import Arrays, MemoryEndpoint, ScriptedModel, ScriptedServer
 from shapestream.web.tokens import Tokens
@@ -230,7 +230,7 @@ class TextSite:
 
 
 def on_text_site(
-    tokens: Tokens | None = None, window_requests: int = 1024, **services: Any
+    tokens: Tokens | None = None, window_requests: int = 1024, names: Sequence[str] = ()
 ) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
     """Runs a test on a site with these services, its first argument."""
 
@@ -242,7 +242,11 @@ def on_text_site(
                 async with trio.open_nursery() as nursery:
                     await nursery.start(site.server.run, endpoint.bind())
                     async with shapestream.connect(endpoint.connect) as site.client:
-                        site.routes = Routes(site.client, tokens=tokens, services=text_services(**services))
+                        site.routes = Routes(
+                            site.client,
+                            tokens=tokens,
+                            services={service.name: service for service in map(text_service, names)},
+                        )
                         await test(site, *args, **kwargs)
                     nursery.cancel_scope.cancel()
                 assert [] == site.server.errors
