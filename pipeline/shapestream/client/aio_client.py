@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from shapestream.client.async_face import Client, connecting
-from shapestream.client.calls import connects
-from shapestream.client.connector import Addresses, connector_for
-from shapestream.client.core import AnyCore, Core, CoreThread, Withdraw, software
-from shapestream.client.session import LinkSettings
+from shapestream.client.calls import connects, core_for
+from shapestream.client.connector import Addresses
+from shapestream.client.core import AnyCore, CoreThread, Withdraw
 from shapestream.client.tickets import AnyTicket, Question, hand_back
 
 
@@ -45,30 +44,18 @@ async def connect(
         except RuntimeError:  # the loop was closed under us, and its tasks with it
             core.stop()
 
-    settings = LinkSettings(silence_s=silence, unavailable_after_s=unavailable_after)
-    core: AnyCore
-    if spread:
-        from shapestream.client.spreading import SpreadCore
-
-        core = SpreadCore(
-            address,
-            software=software("asyncio"),
-            settings=settings,
-            clock=time.monotonic,
-            key=key,
-            server_key=server_key,
-            deliver=lambda tickets: in_loop(hand_back, tickets),
-            is_abandoned=loop.is_closed,
-        )
-    else:
-        core = Core(
-            connector_for(address, key=key, server_key=server_key),
-            software=software("asyncio"),
-            settings=settings,
-            clock=time.monotonic,
-            deliver=lambda tickets: in_loop(hand_back, tickets),
-            is_abandoned=loop.is_closed,
-        )
+    core = core_for(
+        "asyncio",
+        address,
+        silence=silence,
+        unavailable_after=unavailable_after,
+        key=key,
+        server_key=server_key,
+        spread=spread,
+        clock=time.monotonic,
+        deliver=lambda tickets: in_loop(hand_back, tickets),
+        is_abandoned=loop.is_closed,
+    )
     thread = CoreThread(core, ended=lambda: in_loop(ended.set))
     thread.start()
     try:

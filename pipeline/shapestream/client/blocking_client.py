@@ -27,11 +27,10 @@ from typing import (
     overload,
 )
 
-from shapestream.client.calls import Answered, Asking, Calls, Connected, asked, connects
-from shapestream.client.connector import Addresses, connector_for
-from shapestream.client.core import WITHDRAWN, AnyCore, Core, CoreThread, Withdraw, software
+from shapestream.client.calls import Answered, Asking, Calls, Connected, asked, connects, core_for
+from shapestream.client.connector import Addresses
+from shapestream.client.core import WITHDRAWN, AnyCore, CoreThread, Withdraw
 from shapestream.client.opened_models import Result
-from shapestream.client.session import LinkSettings
 from shapestream.client.streaming import (
     NO_TENSORS,
     Item,
@@ -75,26 +74,16 @@ def connect(
     `with` or `close()` ends the client and its unfinished requests, here and at the server. A forked child has no such
     thread: connect there anew.
     """
-    settings = LinkSettings(silence_s=silence, unavailable_after_s=unavailable_after)
-    core: AnyCore
-    if spread:
-        from shapestream.client.spreading import SpreadCore
-
-        core = SpreadCore(
-            address,
-            software=software("blocking"),
-            settings=settings,
-            clock=time.monotonic,
-            key=key,
-            server_key=server_key,
-        )
-    else:
-        core = Core(
-            connector_for(address, key=key, server_key=server_key),
-            software=software("blocking"),
-            settings=settings,
-            clock=time.monotonic,
-        )
+    core = core_for(
+        "blocking",
+        address,
+        silence=silence,
+        unavailable_after=unavailable_after,
+        key=key,
+        server_key=server_key,
+        spread=spread,
+        clock=time.monotonic,
+    )
     thread = CoreThread(core)
     client = Client(core, thread)
     welcomed = False

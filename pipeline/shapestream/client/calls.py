@@ -13,10 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from functools import update_wrapper
 from inspect import Signature, cleandoc, signature
-from typing import Any, TypeAlias, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from shapestream.client.core import AnyCore
+from shapestream.client.connector import Addresses, connector_for
+from shapestream.client.core import AnyCore, Core, software
 from shapestream.client.opened_models import Model, Result
+from shapestream.client.session import LinkSettings
 from shapestream.client.streaming import OnError, StreamOptions
 from shapestream.client.tickets import (
     OpenTicket,
@@ -36,6 +39,9 @@ from shapestream.client.tickets import (
 )
 from shapestream.wire.messages import ResultEntry as Answer
 from shapestream_engine.signature import ModelSignature
+
+if TYPE_CHECKING:
+    from shapestream.client.spreading import SpreadCore
 
 Answered = TypeVar("Answered")
 Asking: TypeAlias = Generator[Question, None, Answered]
@@ -84,6 +90,27 @@ def asked(call: Callable[..., Any], face: F) -> F:
     update_wrapper(face, call)
     face.__signature__ = signature(call).replace(return_annotation=Signature.empty)  # type: ignore[attr-defined]
     return face
+
+
+def core_for(
+    face: str,
+    address: Addresses,
+    *,
+    silence: float,
+    unavailable_after: float,
+    key: str | Path | None,
+    server_key: str | Path | None,
+    spread: bool,
+    **own: Any,
+) -> Core | SpreadCore:
+    """Make the core of a client of this face, by the arguments of `connect`. `own`: the clock and the ends of the face."""
+    own["software"] = software(face)
+    own["settings"] = LinkSettings(silence_s=silence, unavailable_after_s=unavailable_after)
+    if spread:
+        from shapestream.client.spreading import SpreadCore  # takes long to import
+
+        return SpreadCore(address, key=key, server_key=server_key, **own)
+    return Core(connector_for(address, key=key, server_key=server_key), **own)
 
 
 class Connected:

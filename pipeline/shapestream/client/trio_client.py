@@ -5,19 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
 from shapestream.client.async_face import Client, connecting
-from shapestream.client.calls import connects
-from shapestream.client.connector import Addresses, connector_for
-from shapestream.client.core import AnyCore, Core, Withdraw, software
-from shapestream.client.session import LinkSettings
+from shapestream.client.calls import connects, core_for
+from shapestream.client.connector import Addresses
+from shapestream.client.core import AnyCore, Withdraw
 from shapestream.client.tickets import AnyTicket, Question
-
-if TYPE_CHECKING:
-    from shapestream.client.spreading import SpreadCore
 
 
 @connecting("trio")
@@ -37,26 +33,16 @@ async def connect(
     Leaving the block ends unfinished requests, here and at the server; tasks that still wait for them get `Cancelled`. An
     exception raised in the block comes out as it is, not in a group.
     """
-    settings = LinkSettings(silence_s=silence, unavailable_after_s=unavailable_after)
-    core: Core | SpreadCore
-    if spread:
-        from shapestream.client.spreading import SpreadCore
-
-        core = SpreadCore(
-            address,
-            software=software("trio"),
-            settings=settings,
-            clock=time.monotonic,
-            key=key,
-            server_key=server_key,
-        )
-    else:
-        core = Core(
-            connector_for(address, key=key, server_key=server_key),
-            software=software("trio"),
-            settings=settings,
-            clock=trio.lowlevel.current_clock().current_time,
-        )
+    core = core_for(
+        "trio",
+        address,
+        silence=silence,
+        unavailable_after=unavailable_after,
+        key=key,
+        server_key=server_key,
+        spread=spread,
+        clock=time.monotonic if spread else trio.lowlevel.current_clock().current_time,
+    )
     alone: BaseException | None = None
     try:
         # A nursery around a yield is sound in this one form: entered and left by the same `async with`.
