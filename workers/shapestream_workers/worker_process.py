@@ -115,36 +115,15 @@ def run_worker(
     cpus = allowed_cpus()
     slots, threads = divide_cpus(cpus.amount, max(1, processes), group.slots, group.threads)
     own = loaded.settings.models_of(group, index)
-    measuring = Measuring.beside(address)
     with port.preparing() if port is not None else nullcontext():
+        measuring = Measuring.beside(address)
         with measuring.trials():
             models = compile_models(loaded, own, slots=slots, threads=threads)
         _check_memory_limit(loaded, group)
         costs = cost_tables(own, models, slots=slots, threads=threads, measuring=measuring)
-
-    latest: DealerSocket | None = None
-    # The socket accepts no message while there is no connection.
-    options = SocketOptions(immediate=True)
-
-    def dial(wake: Wake) -> BlockingDealer:
-        return BlockingDealer(address, wake, keys=keys, options=options)
-
-    def connect() -> Connection:
-        nonlocal latest
-        if latest is not None and latest.refusal is not None:
-            log.warning("the server does not let this worker in", server=address, why=latest.refusal)
-        latest = connection = DealerSocket(keys=keys, options=options)
-        connection.connect(address)
-        return connection
-
-    def ready() -> None:
-        if ready_channel is not None:
-            os.write(ready_channel, READY_LINE)
-
     supervised = ready_channel is not None
-    # Removed from the environment: a worker that a model's code starts is another process.
-    told = os.environ.pop(NAME_VARIABLE, None)
-    unique = told if supervised and told else name_of_start(f"{name}-{socket.gethostname()}")
+    unique = _unique_name(name, supervised=supervised)
+    dialling = _Dialling(address, keys)
     log.info(
         "worker starts",
         worker=unique,
@@ -157,9 +136,9 @@ def run_worker(
     )
     worker = Worker(
         unique,
-        SlotThreads(models=models, slots=slots, costs=costs, dial=dial),
-        connect,
-        ready=ready,
+        SlotThreads(models=models, slots=slots, costs=costs, dial=dialling.dial),
+        dialling.connect,
+        ready=partial(_tell_ready, ready_channel),
         asks_again=not supervised,  # a supervised worker has only the server that started it
         once=tuple(model.name for model in own if not model.idempotent),
         advice=None if supervised or is_beyond_loopback(address) else ELSEWHERE,
@@ -168,6 +147,42 @@ def run_worker(
     with handed_over() as taken_over:
         grace_s = loaded.settings.server.grace_s
         return trio.run(_run, worker, grace_s, group.memory_limit, ready_channel, taken_over, port)
+
+
+def _tell_ready(channel: int | None) -> None:
+    if channel is not None:
+        os.write(channel, READY_LINE)
+
+
+def _unique_name(name: str, *, supervised: bool) -> str:
+    """Return the name by which the server knows this process: the one that its server gave it, if one started it."""
+    # Removed from the environment: a worker that a model's code starts is another process.
+    told = os.environ.pop(NAME_VARIABLE, None)
+    return told if supervised and told else name_of_start(f"{name}-{socket.gethostname()}")
+
+
+class _Dialling:
+    """The connections of a worker to its server."""
+
+    def __init__(self, address: str, keys: CallerKeys | None) -> None:
+        self._address = address
+        self._keys = keys
+        # The socket accepts no message while there is no connection.
+        self._options = SocketOptions(immediate=True)
+        self._latest: DealerSocket | None = None
+
+    def dial(self, wake: Wake) -> BlockingDealer:
+        """Return the connection of a slot."""
+        return BlockingDealer(self._address, wake, keys=self._keys, options=self._options)
+
+    def connect(self) -> Connection:
+        """Return a new connection of the control. Where the server refused the last one, the log says why."""
+        if self._latest is not None and self._latest.refusal is not None:
+            why = self._latest.refusal
+            log.warning("the server does not let this worker in", server=self._address, why=why)
+        self._latest = DealerSocket(keys=self._keys, options=self._options)
+        self._latest.connect(self._address)
+        return self._latest
 
 
 def _check_memory_limit(loaded: LoadedSettings, group: WorkerGroupSettings) -> None:
