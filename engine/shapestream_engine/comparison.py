@@ -2,7 +2,8 @@
 
 1. *Speed.* Each `Variant` makes the same calls in turns, so that a disturbance hits all alike. Its slots run at the same
    time, as under load. `compare_speed` returns the seconds of each call shape that all variants ran.
-2. *Answers.* `compare_answers` runs the same requests on two variants, and measures the distance of their results.
+2. *Answers.* `compare_answers` runs the same requests on two variants, and measures the distance of their results;
+   `differing_output` tells whether it is within the tolerances of the model's proof.
 
 The inputs are those of calibration: realistic values, at few shapes of its grid. Nothing is proved: the figures tell what
 is worth trying, for calls of up to an eighth of the budget.
@@ -28,7 +29,14 @@ from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
 from shapestream_engine.machine import thread_times
 from shapestream_engine.probing.inputs import Values, complete_values, make_request
-from shapestream_engine.probing.tolerances import distances, spread_of
+from shapestream_engine.probing.tolerances import (
+    TOLERANCES,
+    Difference,
+    OutputTolerance,
+    distances,
+    spread_of,
+    worst_difference,
+)
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Runner, run_batch
 from shapestream_engine.tensor import Array
@@ -37,6 +45,8 @@ MOST_SHAPES = 8
 """Call shapes that are compared, spread over the coarse grid of calibration."""
 ENOUGH_PASSES = 3
 """Passes over the shapes; the budget usually ends before."""
+MOST_REQUESTS = 64
+"""Requests whose answers `differing_output` compares."""
 MOST_VALUES = 1 << 20
 """Values that are compared; their spread takes memory."""
 
@@ -170,6 +180,42 @@ def compare_answers(
     return account.distance()
 
 
+def differing_output(
+    models: tuple[CompiledModel, CompiledModel],
+    shapes: Sequence[Sizes],
+    *,
+    values: Mapping[str, Values],
+    budget_s: float,
+) -> tuple[str, Difference] | None:
+    """Run the same requests on both models, each alone. Return the output that differs most, if by more than it may.
+
+    Requests take these shapes in turn, until `budget_s` seconds are over; each shape occurs at least once. The tolerances
+    are those of the first model's proof, and for other outputs the defaults of their element types, by the spread of these
+    answers. Raises `EngineError` if a model refuses a request.
+    """
+    signature = models[0].signature
+    made = complete_values(signature, values)
+    runners = [Runner("comparison", {signature.name: RequestPool(model, 1)}) for model in models]
+    answers: list[tuple[Tensors, Tensors]] = []
+    end = monotonic() + budget_s
+    for number, sizes in enumerate(cycle(shapes)):
+        if number >= len(shapes) and (monotonic() > end or number >= MOST_REQUESTS):
+            break
+        request = make_request(signature, made, sizes, number=number)
+        first, second = [_answer_of(runner, signature, request) for runner in runners]
+        answers.append((first, second))
+    tolerances = {name: OutputTolerance.from_dict(known) for name, known in models[0].tolerances.items()}
+    references = [arrays_of(first) for first, _ in answers]
+    for number, port in enumerate(signature.outputs):
+        if port.name not in tolerances:
+            default = TOLERANCES.get(port.element_type)
+            tolerances[port.name] = OutputTolerance.of(default, [own[number] for own in references])
+    names = [port.name for port in signature.outputs]
+    found = [worst_difference(names, tolerances, first, second) for first, second in answers]
+    worst = max(found, key=lambda each: each[1].excess, default=None)
+    return None if worst is None or worst[1].within else worst
+
+
 class _Differences:
     """The answers so far, compared."""
 
@@ -215,9 +261,13 @@ def _of_spread(pairs: Sequence[tuple[Array, Array]]) -> float:
 
 def _answer(runner: Runner, signature: ModelSignature, request: Tensors) -> list[Array]:
     """Return the outputs of one request that runs alone; raises `EngineError` if it fails."""
+    return arrays_of(_answer_of(runner, signature, request))
+
+
+def _answer_of(runner: Runner, signature: ModelSignature, request: Tensors) -> Tensors:
     report = run_batch(runner, signature, [request], [signature.resolve(request.layout)])
     if report.outputs is None:
         raise EngineError(report.message)
     (answer,) = report.outputs
     assert answer is not None  # without a deadline no request is left out
-    return arrays_of(answer)
+    return answer

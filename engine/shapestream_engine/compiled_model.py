@@ -73,6 +73,8 @@ class CompiledModel(ABC):
         """Names of the states that the model would keep between calls; each call begins with their initial values."""
         self.tolerances: Mapping[str, Mapping[str, Any]] = {}
         """`OutputTolerance.to_dict` by output, from the proof; empty: results may not be compared."""
+        self.compile_again: Callable[[int, int], CompiledModel] | None = None
+        """Compiles the same model for other slots and threads; `compile_model` sets it."""
 
     @property
     def inputs(self) -> tuple[InputPort, ...]:

@@ -67,6 +67,7 @@ class EchoSlots:
     engines: Mapping[str, str] = {}
     models: Mapping[str, ModelSignature] = {"m": SIGNATURE}
     costs: Mapping[str, CostTable] = {}
+    wide_costs: Mapping[str, CostTable] = {}
 
     def __init__(self, nursery: trio.Nursery, delay_s: float, connect: Callable[[], Connection]) -> None:
         self._nursery = nursery

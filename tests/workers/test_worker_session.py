@@ -56,6 +56,7 @@ class RecordingSlots:
     engines: Mapping[str, str] = {"m": "openvino openvino==2026.4.1"}
     models: Mapping[str, ModelSignature] = {"m": SIGNATURE}
     costs: Mapping[str, CostTable] = {"m": COSTS}
+    wide_costs: Mapping[str, CostTable] = {}
 
     def __init__(self) -> None:
         self.occupied = False

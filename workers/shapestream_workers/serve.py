@@ -41,6 +41,7 @@ from shapestream_workers.reloads import Reload, Reloads
 from shapestream_workers.supervisor.core import Restarted, RestartPolicy
 from shapestream_workers.supervisor.processes import GaveUp, SupervisedProcesses
 from shapestream_workers.upkeep import notify, spell_bytes, tend_watchdog, watch_memory
+from shapestream_workers.wide_forms import wide_forms
 
 if TYPE_CHECKING:
     from shapestream.serving.admin import AdminPort
@@ -100,7 +101,16 @@ def run_server(loaded: LoadedSettings) -> int:
             models = compile_models(loaded, loaded.settings.models, slots=slots, threads=threads)
             plan_chains(loaded, {name: model.signature for name, model in models.items()})
             costs = cost_tables(loaded.settings.models, models, slots=slots, threads=threads)
-        local = SlotThreads(models=models, slots=slots, costs=costs)
+            wide = wide_forms(
+                loaded.settings.models,
+                models,
+                costs,
+                wish=in_process.wide,
+                slots=slots,
+                threads=threads,
+                memory_limit=in_process.memory_limit,
+            )
+        local = SlotThreads(models=models, slots=slots, costs=costs, wide=wide)
         digests = dict(local.digests)
         log.warning(
             "models run in the server's process", why="in_process: a crash of a model ends the server"
@@ -153,7 +163,7 @@ def _clients_that_fit(loaded: LoadedSettings) -> int:
     workers = sum(group.count for group in settings.worker_groups)
     cpus = allowed_cpus().amount
     slots = sum(
-        group.count * divide_cpus(cpus, workers, group.slots, group.threads)[0]
+        group.count * (divide_cpus(cpus, workers, group.slots, group.threads)[0] + (group.wide is not False))
         for group in settings.worker_groups
     )
     # A gateway is a process like a worker, and one client.

@@ -42,6 +42,7 @@ from shapestream_workers.process import (
 )
 from shapestream_workers.trials import Measuring
 from shapestream_workers.upkeep import spell_bytes, watch_memory
+from shapestream_workers.wide_forms import wide_forms
 from shapestream_workers.worker import Worker, WorkerEnd
 
 if TYPE_CHECKING:
@@ -121,6 +122,17 @@ def run_worker(
             models = compile_models(loaded, own, slots=slots, threads=threads)
         _check_memory_limit(loaded, group)
         costs = cost_tables(own, models, slots=slots, threads=threads, measuring=measuring)
+        wide = wide_forms(
+            own,
+            models,
+            costs,
+            wish=group.wide,
+            slots=slots,
+            threads=threads,
+            memory_limit=group.memory_limit,
+            measuring=measuring,
+        )
+
     supervised = ready_channel is not None
     unique = _unique_name(name, supervised=supervised)
     dialling = _Dialling(address, keys)
@@ -136,7 +148,7 @@ def run_worker(
     )
     worker = Worker(
         unique,
-        SlotThreads(models=models, slots=slots, costs=costs, dial=dialling.dial),
+        SlotThreads(models=models, slots=slots, costs=costs, wide=wide, dial=dialling.dial),
         dialling.connect,
         ready=partial(_tell_ready, ready_channel),
         asks_again=not supervised,  # a supervised worker has only the server that started it

@@ -62,14 +62,22 @@ was just starting."""
 def with_costs_that_fit(hello: WorkerHello, costs: Mapping[str, dict[str, Any]]) -> WorkerHello:
     """Return the greeting with as many of these cost tables as a message may hold, the smallest first.
 
-    The server learns the costs of other models from their traffic.
+    The server learns the costs of other models from their traffic. The wide slot's are in `hello`, since it has no model
+    without them.
     """
     room = (
         MAX_WORKER_ITEMS
         - ENTRY_ITEMS
         - sum(
             items_of(value)
-            for value in (hello.models, hello.digests, hello.once, hello.tolerances, hello.engines)
+            for value in (
+                hello.models,
+                hello.digests,
+                hello.once,
+                hello.tolerances,
+                hello.engines,
+                hello.wide,
+            )
         )
     )
     fitting: dict[str, dict[str, Any]] = {}
@@ -100,6 +108,7 @@ class WorkerSession:
                 once=once,
                 tolerances={key: dict(found) for key, found in slots.tolerances.items()},
                 engines=dict(slots.engines),
+                wide={key: table.to_dict() for key, table in slots.wide_costs.items()},
             ),
             {key: table.to_dict() for key, table in slots.costs.items()},
         )

@@ -44,6 +44,7 @@ from typing import Any
 
 import numpy as np
 
+from shapestream_engine.arrays import arrays_of
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import EngineError
 from shapestream_engine.layout import Tensors
@@ -406,6 +407,23 @@ def without_ties(
             is_clear = is_clear[..., 0]
         settled[number] = np.where(is_clear, other[number], alone[number])
     return settled
+
+
+def worst_difference(
+    names: Sequence[str], tolerances: Mapping[str, OutputTolerance], alone: Tensors, other: Tensors
+) -> tuple[str, Difference]:
+    """Return the output that differs most, in proportion to its tolerance, and its difference.
+
+    Outputs without a tolerance are left out: the proof could not judge them.
+    """
+    before = arrays_of(alone)
+    after = without_ties(names, tolerances, before, arrays_of(other))
+    differences = [
+        (name, compare(one, two, tolerances[name]))
+        for name, one, two in zip(names, before, after, strict=True)
+        if name in tolerances
+    ]
+    return max(differences, key=lambda found: found[1].excess)
 
 
 def _clear(values: Array, tolerance: OutputTolerance) -> Array:

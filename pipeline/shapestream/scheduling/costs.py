@@ -45,6 +45,8 @@ class ModelCosts:
         """By the slots that have the model."""
         self._workers: dict[tuple[WorkerClass, str], WorkerCosts] = {}
         """By the workers of these slots."""
+        self._wide: set[str] = set()
+        """The keys of the tables of wide slots: nothing is usual there."""
         self._usual: WorkerCosts | None = None
         """See `on`; None where it must be looked for."""
         self.rounding = (
@@ -64,10 +66,14 @@ class ModelCosts:
 
     # ------------------------------------------------------------ slots
 
-    def join(self, slot: int, worker: str, table: CostTable | None) -> None:
+    def join(self, slot: int, worker: str, table: CostTable | None, *, wide: bool = False) -> None:
         """Add a slot of a worker; `table`: the costs that the worker measured, if any."""
         if table is not None and table.dimensions != self.profile.dimensions:
             table = None  # of another model that was called the same
+        if wide:
+            if table is None:
+                return  # without prices it gets nothing
+            self._wide.add(table.key)
         worker_class = self._class_of(table)
         worker_class.join(worker)
         name = worker_class, worker
@@ -116,7 +122,8 @@ class ModelCosts:
             worker_classes = self.worker_classes
             if not worker_classes:
                 worker_classes[""] = self._new_class(None, None)
-            most_common = max(worker_classes.values(), key=lambda worker_class: worker_class.slots)
+            usual = [each for key, each in worker_classes.items() if key not in self._wide]
+            most_common = max(usual or worker_classes.values(), key=lambda each: each.slots)
             here = (costs for costs in self._workers.values() if costs.worker_class is most_common)
             self._usual = next(here, None) or WorkerCosts(most_common, "")
         return self._usual
@@ -224,16 +231,16 @@ class CostModel(dict[str, ModelCosts]):
         """`known`: what an earlier server learned, by the digests of the tables that it corrects."""
         super().__init__()
         self._known = known
-        self._joined: dict[int, tuple[str, Mapping[str, CostTable], frozenset[str]]] = {}
-        """By slot: its worker, the tables that it brought, and its models, which may be added later."""
+        self._joined: dict[int, tuple[str, Mapping[str, CostTable], frozenset[str], bool]] = {}
+        """By slot: its worker, the tables that it brought, its models, which may be added later, and whether it is wide."""
         self._versions = count(1)
 
     def add_model(self, profile: ModelProfile) -> ModelCosts:
         """Add a model; slots that serve it may have joined before."""
         model = self[profile.name] = ModelCosts(profile, self._known, self._versions)
-        for slot, (worker, costs, models) in self._joined.items():
+        for slot, (worker, costs, models, wide) in self._joined.items():
             if profile.name in models:
-                model.join(slot, worker, costs.get(profile.name))
+                model.join(slot, worker, costs.get(profile.name), wide=wide)
         return model
 
     def take_in(self, model: str, table: CostTable) -> None:
@@ -241,12 +248,20 @@ class CostModel(dict[str, ModelCosts]):
         if (costs := self.get(model)) is not None:
             costs.take_in(table)
 
-    def join(self, slot: int, worker: str, costs: Mapping[str, CostTable], models: Iterable[str]) -> None:
+    def join(
+        self,
+        slot: int,
+        worker: str,
+        costs: Mapping[str, CostTable],
+        models: Iterable[str],
+        *,
+        wide: bool = False,
+    ) -> None:
         """Add a slot; with worker "" it is a worker of its own."""
         worker, names = worker or f"slot {slot}", frozenset(models)
-        self._joined[slot] = worker, costs, names
+        self._joined[slot] = worker, costs, names, wide
         for name in names.intersection(self):
-            self[name].join(slot, worker, costs.get(name))
+            self[name].join(slot, worker, costs.get(name), wide=wide)
 
     def leave(self, slot: int) -> None:
         """Remove a slot. What its batches taught stays known."""

@@ -181,6 +181,9 @@ class SlotJoined:
     prefetch_s: float | None = None
     """Seconds of the way from the decision to the slot. While all slots are busy, the next batch is sent that long, and a
     margin (`slots.PREFETCH_MARGIN`), before the running one is predicted to end. None: no prefetch."""
+    wide: bool = False
+    """Whether it is the wide slot of its process, which lone requests are given (wide_slots.py): it uses the threads of all
+    others, and counts in nothing. Its `costs` are its own. No process has two; one whose others have left gets nothing."""
     in_server: bool = False
     """Whether its process is the one that runs this scheduler: a call that ends it ends the books, too."""
     peer: Any = field(default=None, compare=False)

@@ -43,7 +43,11 @@ def check(
         own = [request for request in requests if request.model == name]
         _check_queue(queue, own)
         assert queue in queues.waiting or not queue.waiting, f"{name} waits, but is not looked at"
-        serving = [slot for slot in slots.slots.values() if name in slot.models and not slot.closing]
+        serving = [
+            slot
+            for slot in slots.slots.values()
+            if name in slot.models and not slot.closing and not slot.wide
+        ]
         free = {slot.id for slot in serving if slot.free}
         pool = slots.pools[name]
         assert pool.queue is queue
@@ -107,7 +111,11 @@ def _check_slots(slots: SlotTable, now: float) -> None:
         assert slot.batch is None, "a slot that is put aside runs something"
         assert slot.unavailable_count, "a slot is put aside without a reason"
         assert slot.rests_until > now, "a slot was not taken back"
-    assert all(not slot.pools for slot in every if slot.closing), "a closing slot is offered work"
+    assert all(not slot.pools for slot in every if slot.closing or slot.wide), "a slot is offered any work"
+    assert all(not slot.behind for slot in every if slot.wide), "a batch is queued on a wide slot"
+    wide = {slot.id for slot in every if slot.wide}
+    assert wide == {group.wide.id for group in slots.workers.values() if group.wide is not None}
+    assert slots.wide_count == len(wide)
     for slot in every:
         held = (slot.batch is not None, bool(slot.behind))
         assert held in _HELD[slot.state], (

@@ -2,12 +2,16 @@
 
 Every ending of a request goes through `deliver`, `fail` or `forget`. Each takes the request out of its queue or its
 batch, so that no second ending can find it.
+
+Beside it stand its last troubles: decisions that no request's usual way explains. serving/stories.py tells a request's
+user of them.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from shapestream.scheduling.actions import (
     Action,
@@ -23,11 +27,33 @@ from shapestream.scheduling.events import Arrival, ContractError
 from shapestream.scheduling.model_queue import ModelQueue, Queues
 from shapestream.scheduling.planner import Cut
 from shapestream.scheduling.queueing import RUNNING, Request
-from shapestream.scheduling.scheduler_statistics import Troubles
 from shapestream.scheduling.slots import SlotTable
 
+Told: TypeAlias = list[tuple[float, str]]
+"""Troubles of one request, oldest first, as (time, text)."""
+MOST_TROUBLES = 1024
+"""Troubles that are remembered, at most; each concerns the requests of a batch."""
 ENDED: Final = Arrival(id=-1, client=-1, model="", sizes=(), nbytes=0)
 """In place of the arrival of a request that has ended."""
+
+
+class Troubles:
+    """The last recalls, losses, failures, rests and hangs. A text is formatted when it is read."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        self._last: deque[tuple[float, tuple[int, ...], str, tuple[object, ...]]] = deque(
+            maxlen=MOST_TROUBLES
+        )
+
+    def add(self, time: float, ids: tuple[int, ...], what: str, *details: object) -> None:
+        """Remember what happened to these requests; `what` is a format string for the details."""
+        self._last.append((time, ids, what, details))
+
+    def of(self, id: int) -> Told:  # noqa: A002 - the name that events and actions use
+        """Return the troubles that are remembered of one request, oldest first."""
+        return [(time, what.format(*details)) for time, ids, what, details in self._last if id in ids]
 
 
 class Ledger:

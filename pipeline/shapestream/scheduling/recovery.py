@@ -39,6 +39,7 @@ from shapestream.scheduling.model_queue import AnsweredBatch, ModelQueue, Queues
 from shapestream.scheduling.planner import unplanned
 from shapestream.scheduling.queueing import RUNNING, ClientFlow, Request
 from shapestream.scheduling.slots import Slot, SlotGroup, SlotPool, SlotState, SlotTable, rest_s
+from shapestream.scheduling.wide_slots import WideSlots
 from shapestream_engine.batch import ErrorCode
 
 Start: TypeAlias = Callable[[ModelQueue, Slot, float, list[Action]], StartBatch]
@@ -227,7 +228,7 @@ def _empty_in_s(worker: SlotGroup, now: float) -> float:
 class Recovery:
     """Changes the books by what slots report, and runs again what may run again."""
 
-    __slots__ = ("_costs", "_isolation", "_max_attempts", "_queues", "_slots", "_watch", "ledger")
+    __slots__ = ("_costs", "_isolation", "_max_attempts", "_queues", "_slots", "_watch", "_wide", "ledger")
 
     def __init__(
         self,
@@ -237,6 +238,7 @@ class Recovery:
         costs: CostModel,
         watch: HangWatch,
         isolation: Isolation,
+        wide: WideSlots,
         max_attempts: int,
     ) -> None:
         if max_attempts < 1:
@@ -247,6 +249,7 @@ class Recovery:
         self._costs = costs
         self._watch = watch
         self._isolation = isolation
+        self._wide = wide
         self._max_attempts = max_attempts
 
     # ------------------------------------------------------------ what slots report
@@ -299,8 +302,10 @@ class Recovery:
         if batch.predicted_s is not None:
             queue.predicted_s += batch.predicted_s
             queue.measured_s += busy_s
+        if slot.worker.wide is not None and not event.preparations:
+            self._wide.ran(batch, busy_s)
         queue.costs.observe(slot.id, sizes, busy_s, event.preparations, len(batch.members))
-        if slot.state is not SlotState.CLOSING:
+        if slot.state is not SlotState.CLOSING and not slot.wide:
             self.measure_pace(slot, queue, sizes)
 
     def measure_pace(self, slot: Slot, queue: ModelQueue, sizes: tuple[int, ...]) -> None:
@@ -360,6 +365,7 @@ class Recovery:
             return
         died = event.died and not slot.worker.condemned
         self._costs.leave(slot.id)
+        self._wide.forget(slot.id)
         batch, behind = self._slots.leave(slot.id)
         for place, queued in enumerate(behind):
             if died and not place:

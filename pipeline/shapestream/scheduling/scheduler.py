@@ -74,13 +74,14 @@ from shapestream.scheduling.events import (
 from shapestream.scheduling.fairness import PATIENCE, QueueRoom
 from shapestream.scheduling.hang_watch import HangLimits, HangWatch
 from shapestream.scheduling.invariants import check
-from shapestream.scheduling.ledger import Ledger
+from shapestream.scheduling.ledger import Ledger, Told, Troubles
 from shapestream.scheduling.model_queue import ModelQueue, QueuedSizes, Queues
 from shapestream.scheduling.planner import Cut, Plan, alone, batch_of, plan_batch, portion, unplanned
-from shapestream.scheduling.queueing import QUEUED, RERUN, RUNNING, SUSPECT, Request, by_rerun
+from shapestream.scheduling.queueing import QUEUED, RERUN, RUNNING, Request, by_rerun
 from shapestream.scheduling.recovery import Isolation, Recovery
-from shapestream.scheduling.scheduler_statistics import ModelStatistics, SchedulerStatistics, Told, Troubles
+from shapestream.scheduling.scheduler_statistics import SchedulerStatistics, statistics_of
 from shapestream.scheduling.slots import Slot, SlotState, SlotTable, faster_first
+from shapestream.scheduling.wide_slots import WideSlots
 from shapestream.scheduling.worker_costs import WorkerCosts
 from shapestream_engine.cost_table import LearnedCosts
 
@@ -177,6 +178,7 @@ class Scheduler:
         self.batch_of: Mapping[int, Batch] = self._ledger.batch_of
         """By request, the batch that it is in."""
         self._isolation = Isolation(self._ledger, self._slots, self._start_alone)
+        self._wide = WideSlots(self._queues, self._slots)
         self._recovery = Recovery(
             self._ledger,
             self._queues,
@@ -184,6 +186,7 @@ class Scheduler:
             self._costs,
             self._watch,
             self._isolation,
+            self._wide,
             self._max_attempts,
         )
         self._audit = Audit(self._queues, self._slots, self._isolation, self._start_audit)
@@ -206,6 +209,9 @@ class Scheduler:
         """Take one event and return what to do about it, in order."""
         if now < self._now:
             now = self._now
+        if self._slots.wide_count:
+            arrived = len(event.requests) if isinstance(event, RequestsArrived) else 0
+            self._wide.passed(now - self._now, arrived)
         self._now = now
         actions: list[Action] = []
         try:
@@ -366,48 +372,8 @@ class Scheduler:
 
     def statistics(self, now: float | None = None) -> SchedulerStatistics:
         """Return the state now; None: at the last event."""
-        queues, admission = self._queues, self._admission
         now = self._now if now is None else max(now, self._now)
-        per_slot_s: dict[int, float] = {}
-        # When the oldest waiting request of each model arrived: requests are in the order of admission.
-        since: dict[str, float] = {}
-        for request in self._ledger.requests.values():
-            if request.state <= SUSPECT:
-                since.setdefault(request.model, request.arrived)
-        for queue in queues.waiting:
-            if (group := id(queue.sharing)) not in per_slot_s:  # one sum for all models that share slots
-                per_slot_s[group] = admission.queued_s(queue)
-        slots = self._slots.slots.values()
-        return SchedulerStatistics(
-            queued=admission.room.requests,
-            queued_bytes=admission.room.nbytes,
-            running=self._ledger.running,
-            batches=len(self._slots.batches),
-            slots=len(slots),
-            free_slots=self._slots.free_count,
-            closing_slots=sum(slot.closing for slot in slots),
-            slots_resting=len(self._slots.resting),
-            slots_reserved=sum(slot.idle and not slot.free for slot in slots),
-            slots_lost=sum(slot.batch is not None and slot.batch.state is BatchState.STUCK for slot in slots),
-            suspects=sum(queue.suspect_count for queue in queues.values()),
-            draining=admission.draining,
-            models=tuple(
-                ModelStatistics(
-                    name=name,
-                    queued=queue.waiting,
-                    queued_s=queue.waiting_s,
-                    queued_s_per_slot=per_slot_s.get(id(queue.sharing), 0.0),
-                    oldest_s=now - since.get(name, now),
-                    waited_s=queue.waits.seconds(now),
-                    slots=self._slots.pools[name].count,
-                    free_slots=len(self._slots.pools[name].free),
-                    shapes_seen=queue.costs.shapes,
-                    predicted_s=queue.predicted_s,
-                    measured_s=queue.measured_s,
-                )
-                for name, queue in queues.items()
-            ),
-        )
+        return statistics_of(self._ledger, self._queues, self._slots, now)
 
     def sizes_waiting(self) -> dict[str, QueuedSizes]:
         """Return the queues of the `MOST_QUEUES` models with the most waiting requests, by size."""
@@ -447,11 +413,12 @@ class Scheduler:
                 event.worker,
                 event.peer,
                 in_server=event.in_server,
+                wide=event.wide,
             )
             slot = self._slots.slots[event.slot]
             alike = first_of.setdefault(event.worker or f"slot {event.slot}", slot)
             try:
-                self._costs.join(event.slot, event.worker, event.costs, event.models)
+                self._costs.join(event.slot, event.worker, event.costs, event.models, wide=event.wide)
                 for pool in slot.pools:
                     queue, name = pool.queue, pool.queue.name
                     if slot is not alike:  # slots of one worker are equally fast
@@ -545,6 +512,8 @@ class Scheduler:
                 or queue.returns.after_s == inf
                 or not self._answer_waits.is_awaited(request, queue, slot, now)
             ):
+                if slot.worker.wide is not None:
+                    slot = self._wide.choose(request, queue, slot)
                 self._dispatch(request, queue, slot, now, actions, handed)
         if self._audit.active:
             self._audit.tend(now, actions, draining=self._admission.draining)

@@ -1,38 +1,19 @@
-"""The present state of the scheduler, and its last troubles: decisions that no request's usual way explains.
+"""The present state of the scheduler: what waits, what runs, and on which slots.
 
-Counters of what ran stand in telemetry/counters.py. serving/stories.py tells a request's user of its troubles.
+Counters of what ran stand in telemetry/counters.py.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Container
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from typing import Any
 
-Told: TypeAlias = list[tuple[float, str]]
-"""Troubles of one request, oldest first, as (time, text)."""
-MOST_TROUBLES = 1024
-"""Troubles that are remembered, at most; each concerns the requests of a batch."""
-
-
-class Troubles:
-    """The last recalls, losses, failures, rests and hangs. A text is formatted when it is read."""
-
-    __slots__ = ("_last",)
-
-    def __init__(self) -> None:
-        self._last: deque[tuple[float, tuple[int, ...], str, tuple[object, ...]]] = deque(
-            maxlen=MOST_TROUBLES
-        )
-
-    def add(self, time: float, ids: tuple[int, ...], what: str, *details: object) -> None:
-        """Remember what happened to these requests; `what` is a format string for the details."""
-        self._last.append((time, ids, what, details))
-
-    def of(self, id: int) -> Told:  # noqa: A002 - the name that events and actions use
-        """Return the troubles that are remembered of one request, oldest first."""
-        return [(time, what.format(*details)) for time, ids, what, details in self._last if id in ids]
+from shapestream.scheduling.batches import BatchState
+from shapestream.scheduling.ledger import Ledger
+from shapestream.scheduling.model_queue import Queues
+from shapestream.scheduling.queueing import SUSPECT
+from shapestream.scheduling.slots import SlotTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -105,3 +86,48 @@ class SchedulerStatistics:
 def _numbers(statistics: SchedulerStatistics | ModelStatistics) -> dict[str, float]:
     columns = {column.name: getattr(statistics, column.name) for column in fields(statistics)}
     return {name: round(value, 6) for name, value in columns.items() if isinstance(value, int | float)}
+
+
+def statistics_of(ledger: Ledger, queues: Queues, slots: SlotTable, now: float) -> SchedulerStatistics:
+    """Return the present state. Wide slots are none of the slots that it counts."""
+    admission = ledger.admission
+    per_slot_s: dict[int, float] = {}
+    # When the oldest waiting request of each model arrived: requests are in the order of admission.
+    since: dict[str, float] = {}
+    for request in ledger.requests.values():
+        if request.state <= SUSPECT:
+            since.setdefault(request.model, request.arrived)
+    for queue in queues.waiting:
+        if (group := id(queue.sharing)) not in per_slot_s:  # one sum for all models that share slots
+            per_slot_s[group] = admission.queued_s(queue)
+    counted = [slot for slot in slots.slots.values() if not slot.wide]
+    return SchedulerStatistics(
+        queued=admission.room.requests,
+        queued_bytes=admission.room.nbytes,
+        running=ledger.running,
+        batches=len(slots.batches),
+        slots=len(counted),
+        free_slots=slots.free_count,
+        closing_slots=sum(slot.closing for slot in counted),
+        slots_resting=sum(slot.id in slots.resting for slot in counted),
+        slots_reserved=sum(slot.idle and not slot.free for slot in counted),
+        slots_lost=sum(slot.batch is not None and slot.batch.state is BatchState.STUCK for slot in counted),
+        suspects=sum(queue.suspect_count for queue in queues.values()),
+        draining=admission.draining,
+        models=tuple(
+            ModelStatistics(
+                name=name,
+                queued=queue.waiting,
+                queued_s=queue.waiting_s,
+                queued_s_per_slot=per_slot_s.get(id(queue.sharing), 0.0),
+                oldest_s=now - since.get(name, now),
+                waited_s=queue.waits.seconds(now),
+                slots=slots.pools[name].count,
+                free_slots=len(slots.pools[name].free),
+                shapes_seen=queue.costs.shapes,
+                predicted_s=queue.predicted_s,
+                measured_s=queue.measured_s,
+            )
+            for name, queue in queues.items()
+        ),
+    )

@@ -119,13 +119,15 @@ WORKER_TABLE: Final[dict[str, dict[SlotGroupState, SlotGroupState]]] = {
 class SlotGroup:
     """A worker, as the scheduler knows it: a process and its slots. A batch that ends the process ends all others there."""
 
-    __slots__ = ("in_server", "name", "slots", "state", "suspect")
+    __slots__ = ("in_server", "name", "slots", "state", "suspect", "wide")
 
     def __init__(self, name: str, *, in_server: bool = False) -> None:
         self.name = name
         self.in_server = in_server
         """Whether its process is the server's, which nobody outlives to say what ran."""
         self.slots: dict[int, Slot] = {}
+        self.wide: Slot | None = None
+        """The one of them that is wide (wide_slots.py), if any."""
         self.state = SlotGroupState.OPEN
         self.suspect: Batch | None = None
         """The suspect that a reserved worker runs, if any."""
@@ -180,6 +182,7 @@ class Slot:
         "rests_until",
         "state",
         "unavailable_count",
+        "wide",
         "worker",
     )
 
@@ -190,13 +193,21 @@ class Slot:
         prefetch_s: float | None = None,
         worker: SlotGroup | None = None,
         peer: Any = None,
+        *,
+        wide: bool = False,
     ) -> None:
         self.id = id
+        self.wide = wide
+        """Whether it is the wide slot of its worker, which no pool lists: it is never free, and gets lone requests."""
         self.peer = peer
         """The caller's own object for this slot, see `SlotJoined`."""
         self.models = models
         self.worker = SlotGroup(f"slot {id}") if worker is None else worker
         self.worker.slots[id] = self
+        if wide:
+            if self.worker.wide is not None:
+                raise ContractError(f"worker {self.worker.name!r} has a wide slot already")
+            self.worker.wide = self
         self.prefetch_s = prefetch_s
         """How long a batch takes from the decision to the slot; None: no batch is queued behind another."""
         self.pools: list[SlotPool] = []
@@ -238,7 +249,7 @@ class Slot:
     @property
     def free(self) -> bool:
         """Whether it may be given any batch: it is idle, and its worker is neither reserved nor condemned."""
-        return self.state is SlotState.IDLE and self.worker.state is SlotGroupState.OPEN
+        return self.state is SlotState.IDLE and self.worker.state is SlotGroupState.OPEN and not self.wide
 
     @property
     def closing(self) -> bool:
@@ -449,7 +460,18 @@ def faster_first(pool: SlotPool) -> Slot:
 class SlotTable:
     """The slots: they come, run batches, rest, are reserved for suspects, and go."""
 
-    __slots__ = ("_audit", "batches", "begun", "free_count", "pools", "resting", "slots", "workers")
+    __slots__ = (
+        "_audit",
+        "batches",
+        "begun",
+        "free_count",
+        "newest",
+        "pools",
+        "resting",
+        "slots",
+        "wide_count",
+        "workers",
+    )
 
     def __init__(self) -> None:
         self._audit: Batch | None = None
@@ -458,6 +480,10 @@ class SlotTable:
         self.slots: dict[int, Slot] = {}
         self.pools: dict[str, SlotPool] = {}
         """By model."""
+        self.newest = 0
+        """The number of the batch that was started, or queued behind another, last."""
+        self.wide_count = 0
+        """Wide slots that are here."""
         self.workers: dict[str, SlotGroup] = {}
         self.free_count = 0
         self.resting: dict[int, Slot] = {}
@@ -475,7 +501,7 @@ class SlotTable:
     def _move(self, slot: Slot, change: str) -> None:
         before = slot.state
         slot.state = after = SLOT_TABLE[change][before]
-        if before is not after and slot.worker.state is _OPEN:
+        if before is not after and slot.worker.state is _OPEN and not slot.wide:
             if after is _IDLE:
                 self._show(slot)
             elif before is _IDLE:
@@ -517,13 +543,17 @@ class SlotTable:
         peer: Any = None,
         *,
         in_server: bool = False,
+        wide: bool = False,
     ) -> None:
         """Add a slot of the named process. Models that are not known yet are connected when they are added."""
         if id in self.slots:
             raise ContractError(f"slot {id} has joined already")
         process = process or f"slot {id}"
         worker = self.workers.setdefault(process, SlotGroup(process, in_server=in_server))
-        slot = self.slots[id] = Slot(id, models, prefetch_s, worker, peer)
+        slot = self.slots[id] = Slot(id, models, prefetch_s, worker, peer, wide=wide)
+        if wide:
+            self.wide_count += 1
+            return
         self.free_count += slot.free
         for name in sorted(models.intersection(self.pools)):
             self._connect(slot, self.pools[name])
@@ -532,7 +562,7 @@ class SlotTable:
         """Give a model a pool, with the slots that named it before."""
         pool = self.pools[queue.name] = SlotPool(queue)
         for slot in self.slots.values():
-            if queue.name in slot.models and not slot.closing:
+            if queue.name in slot.models and not slot.closing and not slot.wide:
                 self._connect(slot, pool)
 
     def _connect(self, slot: Slot, pool: SlotPool) -> None:
@@ -552,6 +582,9 @@ class SlotTable:
         del self.slots[id]
         worker = slot.worker
         del worker.slots[id]
+        if slot.wide:
+            worker.wide = None
+            self.wide_count -= 1
         if not worker.slots:
             del self.workers[worker.name]
         if worker.suspect is slot.batch:
@@ -593,6 +626,7 @@ class SlotTable:
     def start(self, slot: Slot, batch: Batch, now: float) -> None:
         """Start a batch on an idle slot."""
         self.batches[batch.id] = batch
+        self.newest = batch.id
         self._move(slot, "start")
         self._begin(slot, batch, now)
         if batch.suspicion is not _NONE:
@@ -609,6 +643,7 @@ class SlotTable:
         running = slot.batch
         assert running is not None
         self.batches[batch.id] = batch
+        self.newest = batch.id
         batch.queue_behind()
         if not slot.behind:
             slot.unlist_prefetch(running)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,11 +34,10 @@ from shapestream_engine.probing.tolerances import (
     RUNS,
     Difference,
     Movements,
-    OutputTolerance,
     change_of,
     changed,
-    compare,
     without_ties,
+    worst_difference,
 )
 
 log = structlog.get_logger()
@@ -113,7 +112,8 @@ class Auditor:
     async def _run(self, sample: AuditSample, record: RequestRecord, copies: int = 1) -> AuditRun | None:
         """Run the request, or one like it, to its end. Returns None where the worker has left."""
         dispatcher = self._dispatcher
-        slots = frozenset(slot.number for slot in sample.slot.worker.slots).intersection(dispatcher.slots)
+        slots = frozenset(slot.number for slot in sample.slot.worker.slots if not slot.wide)
+        slots = slots.intersection(dispatcher.slots)
         if not slots:
             return None
         run = dispatcher.audit(record, slots, trio.current_time(), copies=copies)
@@ -239,23 +239,6 @@ def _copies(sample: AuditSample) -> list[int]:
     return [
         copies for copies in dict.fromkeys((sample.call[0] // record.shape.rows, 2, 3)) if 1 < copies <= most
     ]
-
-
-def worst_difference(
-    names: Sequence[str], tolerances: Mapping[str, OutputTolerance], alone: Tensors, other: Tensors
-) -> tuple[str, Difference]:
-    """Return the output that differs most, in proportion to its tolerance, and its difference.
-
-    Outputs without a tolerance are left out: the proof could not judge them.
-    """
-    before = arrays_of(alone)
-    after = without_ties(names, tolerances, before, arrays_of(other))
-    differences = [
-        (name, compare(one, two, tolerances[name]))
-        for name, one, two in zip(names, before, after, strict=True)
-        if name in tolerances
-    ]
-    return max(differences, key=lambda found: found[1].excess)
 
 
 def kept_in(folder: Path | None) -> dict[str, list[dict[str, Any]]]:

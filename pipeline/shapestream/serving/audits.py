@@ -154,7 +154,8 @@ class AuditBook:
             return
         batch, records = end.batch, end.answered
         state = self.states[records[0].model]
-        if not state.share or (len(batch.arrivals) == 1 and batch.sizes == records[0].shape.rounded):
+        alike = len(batch.arrivals) == 1 and batch.sizes == records[0].shape.rounded and not end.slot.wide
+        if not state.share or alike:
             return
         count = len(records)
         state.seen += count

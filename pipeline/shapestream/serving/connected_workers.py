@@ -461,7 +461,7 @@ class Greetings:
             check_number(hello)
             if self._join_room <= 0.0:
                 raise GreetingRefused("too many slots join at a time; it may greet again in a few seconds")
-        self._join_room -= hello.slots
+        self._join_room -= hello.slots + bool(hello.wide)
 
     def _check_identity(self, peer: bytes, hello: WorkerHello) -> None:
         """Raise GreetingRefused for a worker that hangs, and for one that has another's name."""

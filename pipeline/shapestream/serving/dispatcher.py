@@ -316,10 +316,11 @@ class Dispatcher:
             self.slots[slot.number] = slot
             joined = events.SlotJoined(
                 slot=slot.number,
-                models=models,
+                models=frozenset(worker.wide) if slot.wide else models,
                 worker=worker.name,
-                costs=worker.costs,
-                prefetch_s=prefetch_s,
+                costs=worker.wide if slot.wide else worker.costs,
+                prefetch_s=None if slot.wide else prefetch_s,
+                wide=slot.wide,
                 in_server=worker.in_server,
                 peer=slot,
             )

@@ -105,6 +105,15 @@ class SessionBroken:
 News: TypeAlias = BatchWithdrawn | ThreadEnded | SlotIdle | SessionBroken
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WideForms:
+    """Models that are compiled for a wide slot, which has all threads of its process; the same names in both."""
+
+    models: Mapping[str, CompiledModel]
+    costs: Mapping[str, CostTable]
+    """Measured costs of their calls there."""
+
+
 class _HandedOver(bytes):
     """A frame without bytes, whose entries lie beside them until they are read."""
 
@@ -141,12 +150,18 @@ class SlotThreads:
         models: Mapping[str, CompiledModel],
         slots: int = 1,
         costs: Mapping[str, CostTable] | None = None,
+        wide: WideForms | None = None,
         dial: Callable[[Wake], BlockingConnection] | None = None,
     ) -> None:
-        """`dial` makes a slot's connection, on its thread; those of a server's own slots are made by `listen`."""
+        """`wide`: the models of one more slot, the wide one, whose number is `slots`.
+
+        `dial` makes a slot's connection, on its thread; those of a server's own slots are made by `listen`.
+        """
         self.slots = slots
         self.costs: Mapping[str, CostTable] = costs or {}
         """Measured costs of the models' calls, by model."""
+        self.wide_costs: Mapping[str, CostTable] = {} if wide is None else wide.costs
+        """The same of the wide slot, whose models these are; empty: there is none."""
         self.models: Mapping[str, ModelSignature] = {key: model.signature for key, model in models.items()}
         self.digests: Mapping[str, str] = {
             key: model.digest for key, model in models.items() if model.digest is not None
@@ -161,6 +176,7 @@ class SlotThreads:
         }
         """The engine of each model, with the versions of its packages; those made without `compile_model` are left out."""
         self._compiled = models
+        self._wide: Mapping[str, CompiledModel] = {} if wide is None else wide.models
         self._dial = dial
         self._codec = codec_of(Role.WORKER)
         self._threads: list[_SlotThread] = []
@@ -190,11 +206,19 @@ class SlotThreads:
 
         pools = {name: RequestPool(model, self.slots) for name, model in self._compiled.items()}
         for number in range(self.slots):
-            thread = _SlotThread(
-                number, Runner(str(number), pools), self.models, self._dial, hand_over, self._codec
-            )
-            self._threads.append(thread)
-            thread.start()
+            self._add(Runner(str(number), pools), self.models, hand_over)
+        if self._wide:
+            own = {name: RequestPool(model, 1) for name, model in self._wide.items()}
+            self._add(Runner("wide", own), {name: self.models[name] for name in own}, hand_over)
+
+    def _add(
+        self, runner: Runner, models: Mapping[str, ModelSignature], tell: Callable[[News], None]
+    ) -> None:
+        """Start the thread of the next slot."""
+        assert self._dial is not None
+        thread = _SlotThread(len(self._threads), runner, models, self._dial, tell, self._codec)
+        self._threads.append(thread)
+        thread.start()
 
     def begin(self, session: SlotSession) -> None:
         """Greet, each slot on a new connection, and serve this session until it ends."""

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from shapestream.scheduling.batches import Batch
 from shapestream.scheduling.events import CutReason
-from shapestream.scheduling.scheduler_statistics import Told
+from shapestream.scheduling.ledger import Told
 from shapestream.serving.chain_desk import ChainRequest, Part, part_of
 from shapestream.serving.ends import (
     BatchEnded,

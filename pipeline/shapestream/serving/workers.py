@@ -242,6 +242,8 @@ class Offer:
     models: Mapping[str, ModelSignature]
     costs: Mapping[str, CostTable] = field(default_factory=dict)
     """Measured costs of calls, by model; some models may have none."""
+    wide: Mapping[str, CostTable] = field(default_factory=dict)
+    """The same of its wide slot, whose number is `slots`, by the models that it serves; empty: it has none."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """The sha256 of models' files, by model; some models may have none."""
     tolerances: Mapping[str, Mapping[str, OutputTolerance]] = field(default_factory=dict)
@@ -255,18 +257,21 @@ def read_offer(hello: WorkerHello) -> Slices[Offer]:
 
     Raises GreetingRefused for an invalid signature, and for costs, digests or tolerances of a model that it does not serve.
     """
-    models, costs = {}, {}
+    models = {}
+    tables: tuple[dict[str, CostTable], dict[str, CostTable]] = ({}, {})
     try:
         for name, plain in hello.models.items():
             models[name] = ModelSignature.from_dict(plain)
             yield
-        for name, plain in hello.costs.items():
-            costs[name] = CostTable.from_dict(plain)
-            yield
+        for told, found in zip((hello.costs, hello.wide), tables, strict=True):
+            for name, plain in told.items():
+                found[name] = CostTable.from_dict(plain)
+                yield
         tolerances = read_tolerances(hello.tolerances, models)
     except EngineError as error:
         raise GreetingRefused(str(error)) from None
-    for name, table in costs.items():
+    costs, wide = tables
+    for name, table in (*costs.items(), *wide.items()):
         if name not in models or table.dimensions != models[name].dimensions:
             raise GreetingRefused(
                 f"it has costs of {name!r}, but serves no such model with the dimensions {table.dimensions}"
@@ -293,6 +298,7 @@ def read_offer(hello: WorkerHello) -> Slices[Offer]:
         slots=hello.slots,
         models=models,
         costs=costs,
+        wide=wide,
         digests=hello.digests,
         tolerances=tolerances,
         engines=hello.engines,
@@ -326,7 +332,7 @@ def check_form(hello: WorkerHello) -> None:
 
 def check_number(hello: WorkerHello) -> None:
     """Raise GreetingRefused for more models than the event loop has time for."""
-    number = max(len(hello.models), len(hello.costs))
+    number = max(len(hello.models), len(hello.costs), len(hello.wide))
     if number > MOST_OFFERED:
         raise GreetingRefused(f"it has {number} models; at most {MOST_OFFERED} are allowed")
     if number * hello.slots > MOST_PAIRS:
@@ -356,6 +362,7 @@ class ConnectedWorker(PeerLink):
         "state",
         "token",
         "tolerances",
+        "wide",
     )
 
     prefetch_s = REMOTE_PREFETCH_S
@@ -382,6 +389,8 @@ class ConnectedWorker(PeerLink):
         self.pid = offer.pid
         self.models = offer.models
         self.costs = offer.costs
+        self.wide = offer.wide
+        """Costs of the models of its wide slot, which is the last one of `slots`; empty: it has none."""
         self.digests = offer.digests
         self.tolerances = offer.tolerances
         self.session = session
@@ -390,6 +399,8 @@ class ConnectedWorker(PeerLink):
         """The proof by which its slots are known."""
         self.port = outgoing
         self.slots = [SlotRecord(self, slot, now) for slot in range(offer.slots)]
+        if offer.wide:
+            self.slots.append(SlotRecord(self, offer.slots, now, wide=True))
         self._checks = {key: ReportCheck(signature) for key, signature in offer.models.items()}
         self.condemned_for = ""
         """Why its process is to be ended, once that is so."""
@@ -468,6 +479,7 @@ class LocalWorker(ConnectedWorker):
             slots=own.slots,
             models=own.models,
             costs=own.costs,
+            wide=own.wide_costs,
             digests=own.digests,
             tolerances=read_tolerances(own.tolerances, own.models),
         )
@@ -496,16 +508,18 @@ class LocalWorker(ConnectedWorker):
 class SlotRecord(PeerLink):
     """A slot of a worker, and the link to it."""
 
-    __slots__ = ("at_work", "batches", "busy_s", "label", "number", "running", "slot", "worker")
+    __slots__ = ("at_work", "batches", "busy_s", "label", "number", "running", "slot", "wide", "worker")
 
-    def __init__(self, worker: ConnectedWorker, slot: int, now: float) -> None:
+    def __init__(self, worker: ConnectedWorker, slot: int, now: float, *, wide: bool = False) -> None:
         super().__init__(None, now)
         self.worker = worker
         self.slot = slot
         """The worker's number of it."""
         self.number = -1
         """The scheduler's number of it, from when it joins; never used twice."""
-        self.label = f"{worker.name}/{slot}"
+        self.wide = wide
+        """Whether it runs lone requests on all threads of its process."""
+        self.label = f"{worker.name}/{'wide' if wide else slot}"
         self.running: dict[int, Batch] = {}
         """Batches that were sent on this link and not answered: the one that runs, and those behind it."""
         self.at_work = False

@@ -90,6 +90,9 @@ class ProcessSettings(Section):
     """Threads that the engine may use in one process."""
     memory_limit: MemoryLimit | None = None
     """Resident memory at which a worker is replaced, with nothing lost, and at which the server warns. Default: none."""
+    wide: Literal["auto"] | bool = False
+    """Whether a lone request runs on all threads of its process, by a compiled form of its own that takes the memory of one
+    more slot. `auto`: if that is measured to be faster."""
 
 
 class WorkerGroupSettings(ProcessSettings):

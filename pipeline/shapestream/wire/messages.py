@@ -35,7 +35,7 @@ PROTOCOL_VERSION = 1
 """The version of messages, which each of them begins with."""
 GRANTS_VERSION = 1
 """The version of what clients and the server say of grants: `AsksFirst` tells it."""
-WORKER_PROTOCOL = 4
+WORKER_PROTOCOL = 5
 """The version of what a server and its workers say to each other: `WorkerHello` tells it."""
 
 
@@ -321,7 +321,7 @@ class Granted(Entry):
 # ---------------------------------------------------------------- worker -> server
 
 
-@entry(40, Role.SERVER_OF_WORKERS, optional=5)
+@entry(40, Role.SERVER_OF_WORKERS, optional=6)
 class WorkerHello(Entry):
     """A worker is ready: its models are compiled. Slots are numbered 0 .. slots - 1.
 
@@ -347,6 +347,8 @@ class WorkerHello(Entry):
     tolerances are left out."""
     engines: dict[str, str] = field(default_factory=dict)
     """Model name -> the engine that computes it, with the versions of its packages: `openvino openvino==2026.4.1`."""
+    wide: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Model name -> measured costs of its calls on the wide slot, whose number is `slots`. Empty: there is no such slot."""
 
 
 @entry(41, Role.SERVER_OF_WORKERS)

@@ -72,6 +72,7 @@ class SimulatedSlots:
     tolerances: Mapping[str, Mapping[str, Any]] = {}
     engines: Mapping[str, str] = {}
     costs: Mapping[str, CostTable] = {}
+    wide_costs: Mapping[str, CostTable] = {}
 
     def __init__(
         self,

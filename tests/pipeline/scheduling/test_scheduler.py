@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.pipeline.scheduling.seen import CancelAsked, Delivered, Failed, Forgotten, Started
 
-from shapestream.scheduling import scheduler_statistics
+from shapestream.scheduling import ledger
 from shapestream.scheduling.events import (
     Arrival,
     BatchFinished,
@@ -15,7 +15,7 @@ from shapestream.scheduling.events import (
     RequestsArrived,
     SlotLeft,
 )
-from shapestream.scheduling.scheduler_statistics import Troubles
+from shapestream.scheduling.ledger import Troubles
 
 
 def test_a_lone_request_starts_at_once(stage):
@@ -373,7 +373,7 @@ def test_a_batch_tells_why_it_was_cut_so(stage):
 
 def test_troubles_are_bounded(monkeypatch):
     """Only the last are remembered."""
-    monkeypatch.setattr(scheduler_statistics, "MOST_TROUBLES", 2)
+    monkeypatch.setattr(ledger, "MOST_TROUBLES", 2)
     troubles = Troubles()
     for time in range(4):
         troubles.add(float(time), (1,), "batch {} lost", time)

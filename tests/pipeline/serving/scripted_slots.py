@@ -28,6 +28,7 @@ class ScriptedSlots:
     tolerances: Mapping[str, Mapping[str, Any]] = {}
     engines: Mapping[str, str] = {}
     costs: Mapping[str, CostTable] = {}
+    wide_costs: Mapping[str, CostTable] = {}
     occupied = False
 
     def __init__(self, signature: ModelSignature = SIGNATURE, slots: int = 1) -> None:

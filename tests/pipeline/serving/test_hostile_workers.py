@@ -30,7 +30,14 @@ TOLERANCE = OutputTolerance(TOLERANCES["f32"]).to_dict()
 def hello(**changes: Any) -> Frames:
     """A worker's greeting, by hand."""
     fields = {"name": worker_name(), "pid": 1, "slots": 1, "models": {"remote": DESCRIBED}, "costs": {}}
-    fields |= {"digests": {}, "protocol": WORKER_PROTOCOL, "once": [], "tolerances": {}, "engines": {}}
+    fields |= {
+        "digests": {},
+        "protocol": WORKER_PROTOCOL,
+        "once": [],
+        "tolerances": {},
+        "engines": {},
+        "wide": {},
+    }
     return message([40, 0, *(fields | changes).values()])
 
 

@@ -180,7 +180,7 @@ async def test_reports_that_come_after_the_goodbye_count() -> None:
         assert {"worker: goodbye": 1} == running.server.statistics()["peers_lost"]
 
 
-@pytest.mark.parametrize("protocol", [1, 2, 3, 5])
+@pytest.mark.parametrize("protocol", [1, 2, 3, 4, 6])
 @virtual_time
 async def test_a_worker_of_another_version_is_told_so(protocol: int) -> None:
     """One clear error on each side; nothing of it is served."""
