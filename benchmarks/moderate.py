@@ -2,8 +2,9 @@
 
 The peak of one at a time (plain OpenVINO, the best of its settings) is measured in each round. Then sentences arrive by
 Poisson at shares of it: the same arrivals for our servers, for plain OpenVINO in this process and, with `--peer`, for
-mosec. Our clients and the peer's do nothing but their protocols. Every answer is checked. Latencies count from when a
-request was meant to be sent. A ratio has the 95 % interval of its median over the rounds.
+mosec. With `--wide`, our servers are one with a wide slot and one without. Our clients and the peer's do nothing but their
+protocols. Every answer is checked. Latencies count from when a request was meant to be sent. A ratio has the 95 % interval
+of its median over the rounds.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ SERVERS = (
     ServerSetting(label="in process"),
     ServerSetting(label="two workers", placement=TWO_WORKERS),
 )
+NARROW = SERVERS[0]
+WIDE = ServerSetting(label="wide", placement="in_process: {slots: 2, threads: 2, wide: true}")
 TOKENS_PER_S = 9_000
 """About what two cores do: a trace is the same on every machine."""
 SMOKE_CALIBRATION_S = 0.3
@@ -197,8 +200,20 @@ class _Way:
         figures.latency_s.append(answered.latency_s.tolist())
 
 
-def measure(folder: Path, *, rounds: int, seconds: float, smoke: bool, with_peer: bool) -> list[Report]:
-    """Run all ways in interleaved rounds; `seconds` of arrivals per load, way and round."""
+def measure(
+    folder: Path,
+    *,
+    rounds: int,
+    seconds: float,
+    smoke: bool,
+    with_peer: bool,
+    servers: Sequence[ServerSetting] = SERVERS,
+    beside: Sequence[ServerSetting] = (),
+) -> list[Report]:
+    """Run all ways in interleaved rounds; `seconds` of arrivals per load, way and round.
+
+    `servers` are compared with the other ways, and with our servers `beside` them.
+    """
     whole = lognormal(round((0.3 if smoke else 4.5) * TOKENS_PER_S))
     middle = len(whole) * 2 // 3
     trace, practice = whole.cut(0, middle), whole.cut(middle, len(whole))
@@ -207,7 +222,8 @@ def measure(folder: Path, *, rounds: int, seconds: float, smoke: bool, with_peer
     with ExitStack() as stack:
         plan = single.search(minilm, practice, thorough=not smoke)
         plain = _Way(name=PLAIN, plan=plan, cpu=_Cpu(all_s=time.process_time))
-        ways = [plain, *[_start(stack, folder, setting, smoke=smoke) for setting in SERVERS]]
+        settings = (*servers, *beside)
+        ways = [plain, *[_start(stack, folder, setting, smoke=smoke) for setting in settings]]
         if with_peer:
             ways.append(_start_peer(stack, folder, practice))
         for way in ways:
@@ -225,10 +241,10 @@ def measure(folder: Path, *, rounds: int, seconds: float, smoke: bool, with_peer
                     way.arrive(share, trace, arrivals, references)
             # The first of a round is not the first of the next.
             ways = ways[1:] + ways[:1]
-    names = [PLAIN, *([peer.NAME] if with_peer else [])]
+    names = [PLAIN, *([peer.NAME] if with_peer else []), *[setting.label for setting in beside]]
     found = {way.name: way for way in ways}
     others = [found.pop(name) for name in names]
-    ours = [found[setting.label] for setting in SERVERS]
+    ours = [found[setting.label] for setting in servers]
     return [_of_peak(ours, others), *[_of_load(share, ours, others) for share in SHARES]]
 
 
@@ -327,6 +343,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 5,
     seconds: Annotated[float, typer.Option(min=0.1, help="Of arrivals, per load, way and round.")] = 6.0,
     with_peer: Annotated[bool, typer.Option("--peer", help=peer.OPTION_HELP)] = False,
+    wide: Annotated[bool, typer.Option(help="Compare a server with a wide slot with one without.")] = False,
 ) -> None:
     """Measure latencies from few requests to many, beside others on the same arrivals."""
     if with_peer:
@@ -334,7 +351,15 @@ def main(
     if smoke:
         rounds, seconds = 1, 0.3
     print_reports(
-        lambda folder: measure(folder, rounds=rounds, seconds=seconds, smoke=smoke, with_peer=with_peer),
+        lambda folder: measure(
+            folder,
+            rounds=rounds,
+            seconds=seconds,
+            smoke=smoke,
+            with_peer=with_peer,
+            servers=(WIDE,) if wide else SERVERS,
+            beside=(NARROW,) if wide else (),
+        ),
         as_json=as_json,
     )
 

@@ -69,6 +69,7 @@ def test_lone_requests_run_wide_and_are_answered_alike(workplace: Any, place: st
     assert {"0", "1", "wide"} == set(slots)
     assert FIRST_RUNS == sum(slots.values())
     assert 2 == statistics["scheduler"]["slots"]
+    assert slots["wide"] == statistics["batches_wide"]
 
 
 def test_a_batch_invariant_model_is_never_wide(workplace: Any) -> None:

@@ -24,10 +24,17 @@ from shapestream_engine.cost_table import CostTable, LearnedCosts
 from shapestream_engine.errors import EngineError
 from shapestream_engine.probing.cache import ProofCache
 from shapestream_engine.probing.examination import values_of
-from shapestream_workers.models import compile_models, model_spec, processes_of, slots_and_threads
+from shapestream_workers.models import (
+    compile_models,
+    model_spec,
+    processes_of,
+    slots_and_threads,
+    wishes_of,
+)
 from shapestream_workers.printing import table_of
 from shapestream_workers.proof import probe_options
 from shapestream_workers.trials import WITH_NOBODY, Measuring
+from shapestream_workers.wide_forms import Wish, wide_forms
 
 log = structlog.get_logger()
 
@@ -144,16 +151,28 @@ def prepare(loaded: LoadedSettings, folder: Path) -> list[CostReport]:
         report
         for model in loaded.settings.first_served()
         for slots, threads in processes_of(loaded.settings, model.name)
-        for report in _costs_of(loaded, model, slots, threads)
+        for report in _costs_of(loaded, model, slots, threads, wishes_of(loaded.settings, model.name))
     ]
 
 
-def _costs_of(loaded: LoadedSettings, model: ModelSettings, slots: int, threads: int) -> list[CostReport]:
-    """Return the costs of a model in a process with so many slots and threads; none where it is not measured."""
+def _costs_of(
+    loaded: LoadedSettings, model: ModelSettings, slots: int, threads: int, wishes: Iterable[Wish] = ()
+) -> list[CostReport]:
+    """Return the costs of a model in a process with so many slots and threads; none where it is not measured.
+
+    `wishes`: the wide forms that are tried and measured, too.
+    """
     cache = CostCache.of_environment()
     compiled = compile_models(loaded, [model], slots=slots, threads=threads)
     try:
         found = measure_costs([model], compiled, slots=slots, threads=threads)
+        tables = {name: calibration.table for name, calibration in found.items()}
+        for wish in wishes:
+            wide = wide_forms(
+                [model], compiled, tables, wish=wish, slots=slots, threads=threads, memory_limit=None
+            )
+            for form in () if wide is None else wide.models.values():
+                form.close()
     finally:
         for unused in compiled.values():
             unused.close()

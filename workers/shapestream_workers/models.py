@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import structlog
 
@@ -84,6 +85,16 @@ def processes_of(settings: Settings, model: str) -> dict[tuple[int, int], None]:
     if (own := settings.in_process) is not None:
         found.append(divide_cpus(available_cpus(), 1, own.slots, own.threads))
     return dict.fromkeys(found or [divide_cpus(available_cpus(), 1)])
+
+
+def wishes_of(settings: Settings, model: str) -> list[Literal["auto"] | bool]:
+    """Return the different `wide` of the configured processes that serve this model, but for `false`."""
+    places: list[WorkerGroupSettings | InProcessSettings] = [
+        group for group in settings.worker_groups if group.models is None or model in group.models
+    ]
+    if settings.in_process is not None:
+        places.append(settings.in_process)
+    return list(dict.fromkeys(place.wide for place in places if place.wide is not False))
 
 
 def placement_warnings(loaded: LoadedSettings) -> Iterator[str]:

@@ -17,7 +17,7 @@
 4. If batching along an axis that no user wrote is not proved, each request runs alone, and a warning says why.
 
 `trust: true` serves the model as configured, without a proof. No step here guarantees more than the tests that ran: they
-are samples, on this machine, with this number of threads.
+are samples, on this machine, with as many threads as one slot has.
 """
 
 from __future__ import annotations
@@ -123,6 +123,17 @@ def may_share(model: ModelSettings) -> bool:
         output.rule == List.NAME for output in model.outputs.values()
     )
     return rows_together(model) != 1 and not returns_lists
+
+
+def threads_of_slot(engine: str, slots: int, threads: int | None) -> int | None:
+    """Return the threads that compute a call of one slot, as the engine divides those of a process; None: it chooses.
+
+    How many threads add a sum up decides its last bits, so the proof calls the model as a slot does.
+    """
+    if threads is None or engine not in ("openvino", "onnxruntime", "torch"):
+        return threads
+    # Slots of ONNX Runtime share one pool, and each computes in its own thread besides.
+    return max(1, threads - slots + 1 if engine == "onnxruntime" else threads // slots)
 
 
 def probe_model(
@@ -452,7 +463,8 @@ class _SpecificationTrial:
         proof, judgement = ProbeReport(model=self._model.name, findings=()), Judgement()
         if self._proves:
             try:
-                proof = probe_model(self._model, complete, compiled, threads=self._threads, watch=self._watch)
+                threads = threads_of_slot(compiled.engine, self._slots, self._threads)
+                proof = probe_model(self._model, complete, compiled, threads=threads, watch=self._watch)
             except EngineError:
                 compiled.close()
                 raise

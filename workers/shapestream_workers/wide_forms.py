@@ -20,7 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -81,34 +82,17 @@ def wide_forms(
     """
     if wish is False or slots < 2 or threads < 2:
         return None
+    process = _Process(wish, slots, threads, memory_limit, measuring)
     found: dict[str, CompiledModel] = {}
     found_costs: dict[str, CostTable] = {}
     for model in models:
-        narrow = compiled[model.name]
         try:
-            reason = why_none(model, narrow, costs.get(model.name))
-            if reason is not None:
-                raise _NoWideForm(reason)
-            _check_memory(model, memory_limit)
-            wide = _compiled(model, narrow, threads)
-            try:
-                with measuring.trials():
-                    _prove(model, narrow, wide, costs[model.name])
-                with measuring.alone():
-                    gain = _gain(model, narrow, wide)
-                if wish == "auto" and gain < WORTH_IT:
-                    raise _NoWideForm(f"a lone call is at most {gain:.2f} times as fast")
-                table = _costs(model, wide, threads, measuring)
-            except EngineError:
-                wide.close()
-                raise
+            wide, table = process.form(model, compiled[model.name], costs.get(model.name))
         except EngineError as error:
             log.info("no wide form", model=model.name, why=str(error))
             continue
         found[model.name], found_costs[model.name] = wide, table
-        log.info(
-            "wide form", model=model.name, threads=threads, gain=round(gain, 2), points=len(table.points)
-        )
+        log.info("wide form", model=model.name, threads=threads, points=len(table.points))
     return WideForms(models=found, costs=found_costs) if found else None
 
 
@@ -125,32 +109,97 @@ def why_none(model: ModelSettings, narrow: CompiledModel, costs: CostTable | Non
     return None
 
 
-def _check_memory(model: ModelSettings, memory_limit: int | None) -> None:
-    assert model.file is not None
-    needed = MEMORY_PER_FILE * sum(path.stat().st_size for path in files_of_model(Path(model.file)))
-    limit = min(memory_limit or memory_bytes(), memory_bytes())
-    with suppress(OSError):  # without /proc the limit is watched by nothing else either
-        if (resident := resident_bytes()) + needed > limit:
-            raise _NoWideForm(
-                f"it takes about {spell_bytes(needed)} beside {spell_bytes(resident)}; the limit is {spell_bytes(limit)}"
-            )
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """The process that has the forms."""
 
+    wish: Wish
+    slots: int
+    threads: int
+    memory_limit: int | None
+    measuring: Measuring
 
-def _compiled(model: ModelSettings, narrow: CompiledModel, threads: int) -> CompiledModel:
-    """Compile the model as its slots have it, but for one call on all threads."""
-    assert narrow.compile_again is not None
-    wide = narrow.compile_again(1, threads)
-    if require_trusted(model) != narrow.digest:
-        wide.close()
-        raise ModelLoadError("its files have changed since its slots read them")
-    wide.digest, wide.tolerances = narrow.digest, narrow.tolerances
-    return wide
+    def form(
+        self, model: ModelSettings, narrow: CompiledModel, costs: CostTable | None
+    ) -> tuple[CompiledModel, CostTable]:
+        """Return the wide form of a model and its costs. Raises `EngineError` with the reason if it has none."""
+        reason = why_none(model, narrow, costs)
+        if reason is not None or costs is None:
+            raise _NoWideForm(reason or "")
+        self._check_memory(model)
+        wide = self._compiled(model, narrow)
+        try:
+            # What was found is kept with the costs: these are measured of a form that passed.
+            cache, key = CostCache.of_environment(), self._key(model, narrow)
+            with cache.entry(key) as entry:
+                known = entry.read()
+            if known is None or known.key != key:
+                with self.measuring.trials():
+                    _prove(model, narrow, wide, costs)
+                with self.measuring.alone():
+                    gain = _gain(model, narrow, wide)
+                if self.wish == "auto" and gain < WORTH_IT:
+                    raise _NoWideForm(f"a lone call is at most {gain:.2f} times as fast")
+            return wide, self._costs(model, wide, cache, key)
+        except EngineError:
+            wide.close()
+            raise
+
+    def _check_memory(self, model: ModelSettings) -> None:
+        assert model.file is not None
+        needed = MEMORY_PER_FILE * sum(path.stat().st_size for path in files_of_model(Path(model.file)))
+        limit = min(self.memory_limit or memory_bytes(), memory_bytes())
+        with suppress(OSError):  # without /proc nothing else watches the limit either
+            if (resident := resident_bytes()) + needed > limit:
+                raise _NoWideForm(
+                    f"it takes about {spell_bytes(needed)} beside {spell_bytes(resident)}; the limit is "
+                    f"{spell_bytes(limit)}"
+                )
+
+    def _compiled(self, model: ModelSettings, narrow: CompiledModel) -> CompiledModel:
+        """Compile the model as the slots have it, but for one call on all threads."""
+        assert narrow.compile_again is not None
+        wide = narrow.compile_again(1, self.threads)
+        if require_trusted(model) != narrow.digest:
+            wide.close()
+            raise ModelLoadError("its files have changed since the slots read them")
+        wide.digest, wide.tolerances = narrow.digest, narrow.tolerances
+        return wide
+
+    def _key(self, model: ModelSettings, narrow: CompiledModel) -> str:
+        """Return the key of the form's costs, which no costs of slots have: it says how many share the threads."""
+        key = cost_key(
+            replace(model_spec(model), engine=narrow.engine),
+            narrow.signature,
+            probe_options(model),
+            slots=self.slots,
+            threads=self.threads,
+            budget_s=model.calibration_s,
+        )
+        return f"{key}-wide{'-auto' if self.wish == 'auto' else ''}"
+
+    def _costs(self, model: ModelSettings, wide: CompiledModel, cache: CostCache, key: str) -> CostTable:
+        """Measure the costs of the wide form, alone in its process, or read an earlier measurement."""
+        found = calibrate(
+            wide,
+            slots=1,
+            max_batch=model.batching.max_batch,
+            budget_s=model.calibration_s,
+            values=values_of(wide.signature, probe_options(model)),
+            key=key,
+            cache=cache,
+            alone=self.measuring.alone,
+        )
+        if not found.table.points:
+            raise _NoWideForm("its costs could not be measured")
+        return found.table
 
 
 def _prove(model: ModelSettings, narrow: CompiledModel, wide: CompiledModel, costs: CostTable) -> None:
-    """Raise `EngineError` unless both forms answer requests alike."""
-    sizes = sorted({_of_one(narrow, point.sizes) for point in costs.points})
-    shapes = sizes[:: -(-len(sizes) // MOST_SHAPES)]
+    """Raise `EngineError` unless both forms answer requests alike: of one row mostly, and of several."""
+    points = sorted([point.sizes for point in costs.points], key=prod)
+    sizes = sorted({_of_one(narrow, own) for own in points})
+    shapes = [*sizes[:: -(-len(sizes) // MOST_SHAPES)], points[len(points) // 2]]
     values = values_of(narrow.signature, probe_options(model))
     found = differing_output((narrow, wide), shapes, values=values, budget_s=PROOF_S)
     if found is not None:
@@ -175,33 +224,8 @@ def _gain(model: ModelSettings, narrow: CompiledModel, wide: CompiledModel) -> f
         budget_s=SPEED_S,
     )
     before, after = speeds.seconds
-    return max(
+    gain = max(
         [seconds / after[sizes] for sizes, seconds in before.items() if after[sizes] > 0.0], default=0.0
     )
-
-
-def _costs(model: ModelSettings, wide: CompiledModel, threads: int, measuring: Measuring) -> CostTable:
-    """Measure the costs of the wide form, alone in its process, or read an earlier measurement."""
-    options = probe_options(model)
-    key = cost_key(
-        replace(model_spec(model), engine=wide.engine),
-        wide.signature,
-        options,
-        slots=1,
-        threads=threads,
-        budget_s=model.calibration_s,
-    )
-    found = calibrate(
-        wide,
-        slots=1,
-        max_batch=model.batching.max_batch,
-        budget_s=model.calibration_s,
-        values=values_of(wide.signature, options),
-        key=key,
-        cache=CostCache.of_environment(),
-        alone=measuring.alone,
-    )
-    if not found.table.points:
-        raise _NoWideForm("its costs could not be measured")
-    # A process with one slot on as many threads has the same measurement, and is no wide slot.
-    return replace(found.table, key=f"wide {key}")
+    log.info("lone calls compared", model=model.name, gain=round(gain, 2), shapes=len(before))
+    return gain

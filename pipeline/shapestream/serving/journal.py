@@ -90,6 +90,8 @@ class Journal:
         """Note a batch that goes to its slot."""
         if batch.behind is not None:
             self.statistics.batches_prefetched += 1
+        if slot.wide:
+            self.statistics.batches_wide += 1
         if PRESENT.debug:
             log.debug(
                 "batch started",

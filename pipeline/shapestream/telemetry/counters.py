@@ -440,6 +440,9 @@ class ServerStatistics:
     batches_prefetched: int = _number(
         "Batches queued behind a running one.", "batches_prefetched_total", told=True
     )
+    batches_wide: int = _number(
+        "Batches that were started on wide slots: lone requests.", "batches_wide_total", told=True
+    )
     batches_recalled: int = _number(
         "Queued batches that were recalled before they began; their requests ran on other slots.", told=True
     )

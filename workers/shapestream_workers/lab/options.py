@@ -86,6 +86,14 @@ class SimulateOptions:
         int | None,
         typer.Option(min=1, metavar="N", help="Slots that share prepared shapes. Default: CONFIG's, or 1."),
     ] = None
+    wide: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            metavar="TIMES",
+            help="Workers have wide slots, on which a lone call is so many times as fast as beside others.",
+        ),
+    ] = None
     noise: Annotated[
         float,
         typer.Option(min=0.0, max=3.0, metavar="SIGMA", help="Lognormal noise of the time of each call."),

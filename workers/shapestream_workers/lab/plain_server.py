@@ -55,7 +55,7 @@ class PlainServer:
                 batch = self._running.pop(event.batch)
                 self._free.append(batch.slot)
                 actions.append(DeliverResults(batch=batch, requests=batch.arrivals))
-            case SlotJoined():
+            case SlotJoined() if not event.wide:
                 self._free.append(Slot(event.slot, event.models))
             case ModelAdded():
                 costs = CostModel().add_model(event.model)

@@ -126,6 +126,7 @@ def make_scenario(options: SimulateOptions) -> Scenario:
         slots=slots,
         slots_of=_slots_of(options.slots_of or (), dimensions),
         slots_per_worker=slots_per_worker,
+        wide=options.wide,
         in_flight=options.in_flight,
         round_trip_s=options.round_trip_ms / 1000,
         noise=options.noise,

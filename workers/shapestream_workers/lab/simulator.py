@@ -93,6 +93,10 @@ class Scenario:
     """Further slots, by the only model that they serve. Each is a worker of its own."""
     slots_per_worker: int = 1
     """Slots of one worker share prepared shapes."""
+    wide: float | None = None
+    """Each worker has a wide slot, on which a lone call is so many times as fast. Calls beside it share the cores: a wide
+    call asks for all of its worker's, another one for one part of them, and all get the same part of what they ask for.
+    None: no worker has one."""
     speeds: tuple[float, ...] = (1.0,)
     """Factors on the true seconds, repeated over the slots: 2.0 is half as fast."""
     in_flight: int | None = None
@@ -123,11 +127,18 @@ class Scenario:
 
     @property
     def slot_count(self) -> int:
-        """All slots."""
+        """All slots but the wide ones, whose numbers follow."""
         return self.slots + sum(self.slots_of.values())
+
+    @property
+    def wide_count(self) -> int:
+        """Wide slots: one for each worker that serves all models."""
+        return 0 if self.wide is None else -(-self.slots // self.slots_per_worker)
 
     def worker_of(self, slot: int) -> str:
         """Return the name of the slot's worker."""
+        if slot >= self.slot_count:
+            return f"w{slot - self.slot_count}"
         return f"w{slot // self.slots_per_worker}" if slot < self.slots else f"own{slot}"
 
     def speed_of(self, slot: int) -> float:
@@ -227,6 +238,10 @@ class _Job:
     batch: Batch
     began: float = -1.0
     busy_s: float = 0.0
+    due: float = inf
+    """When it ends, as far as is known now."""
+    speed: float = 1.0
+    """The part of the cores that it asks for which it gets."""
     ended: bool = False
     expired: frozenset[int] = frozenset()
     preparations: int = 0
@@ -261,8 +276,9 @@ class _Simulation:
         """Future events of slots: time, number, kind and batch."""
         self._pushed = 0
         self._jobs: dict[int, _Job] = {}
-        self._running: list[_Job | None] = [None] * scenario.slot_count
-        self._behind: list[deque[_Job]] = [deque() for _ in range(scenario.slot_count)]
+        self._every_slot = range(scenario.slot_count + scenario.wide_count)
+        self._running: list[_Job | None] = [None for _ in self._every_slot]
+        self._behind: list[deque[_Job]] = [deque() for _ in self._every_slot]
         self._prepared: dict[tuple[str, str], set[tuple[int, ...]]] = {}
         self._rng = np.random.default_rng(scenario.seed)
         self._fates = np.random.default_rng((scenario.seed, 1))
@@ -314,7 +330,7 @@ class _Simulation:
                 self._calibration[profile.name] = known.calibration(
                     key, profile.dimensions, profile.max_batch
                 )
-        for slot in range(scenario.slot_count):
+        for slot in self._every_slot:
             self._handle(self._joined(slot), 0.0)
         self._results.decide_s = 0.0
         for client, count in scenario.in_flight_of.items():
@@ -326,6 +342,8 @@ class _Simulation:
 
     def _joined(self, slot: int) -> SlotJoined:
         scenario = self._scenario
+        if slot >= scenario.slot_count:
+            return self._wide_joined(slot)
         own = [model for model, count in scenario.slots_of.items() for _ in range(count)]
         return SlotJoined(
             slot=slot,
@@ -333,6 +351,25 @@ class _Simulation:
             worker=self._scenario.worker_of(slot),
             costs=self._calibration,
             prefetch_s=2 * self._scenario.way_s or None,
+        )
+
+    def _wide_joined(self, slot: int) -> SlotJoined:
+        faster = self._scenario.wide
+        assert faster is not None
+        costs = {
+            name: replace(
+                table,
+                key=f"{table.key}, wide",
+                points=tuple(replace(point, seconds=point.seconds / faster) for point in table.points),
+            )
+            for name, table in self._calibration.items()
+        }
+        return SlotJoined(
+            slot=slot,
+            models=frozenset(self._profiles),
+            worker=self._scenario.worker_of(slot),
+            costs=costs,
+            wide=True,
         )
 
     def _next_arrival_s(self) -> float:
@@ -428,6 +465,8 @@ class _Simulation:
         elif kind == RESTARTED:
             for slot in self._beside(job.batch.slot.id):
                 self._handle(self._joined(slot), at)
+        elif kind == ENDED and at != job.due:
+            pass  # others took or left cores meanwhile, and it ends at another time
         elif kind == ENDED and job.kills and not job.ended:
             self._end_worker(job, at)
         elif (kind != ENDED or self._end_batch(job, at)) and job.batch.id in self._jobs:
@@ -551,7 +590,7 @@ class _Simulation:
         self._results.recalled += code is ErrorCode.RECALLED
         slot = job.batch.slot.id
         if self._running[slot] is job:
-            job.busy_s = now - job.began
+            job.busy_s, job.due = now - job.began, now
             self._push(now, ENDED, job)
             return
         if job in self._behind[slot]:
@@ -565,8 +604,11 @@ class _Simulation:
             return False
         job.ended = True
         slot = job.batch.slot.id
-        self._account(job)
         self._running[slot] = None
+        if self._scenario.wide is not None:
+            job.busy_s = now - job.began
+            self._share_cores(slot, now)
+        self._account(job)
         if self._behind[slot]:
             self._begin(self._behind[slot].popleft(), now)
         if not self._scenario.way_s:
@@ -597,7 +639,7 @@ class _Simulation:
     def _beside(self, slot: int) -> list[int]:
         """List the slots of a slot's worker."""
         worker_of = self._scenario.worker_of
-        return [other for other in range(self._scenario.slot_count) if worker_of(other) == worker_of(slot)]
+        return [other for other in self._every_slot if worker_of(other) == worker_of(slot)]
 
     def _report(self, job: _Job) -> BatchFinished | BatchFailed:
         """Return the report of a batch, as an event for the scheduler."""
@@ -625,11 +667,28 @@ class _Simulation:
             job.expired = frozenset(late)
         if len(late) < len(ids):
             job.busy_s = self._call_s(job) * self._scenario.speed_of(slot)
+            if batch.slot.wide:
+                job.busy_s /= self._scenario.wide or 1.0
             ran = job.expired.symmetric_difference(ids)
             job.kills = not self._killing.isdisjoint(ran)
             if not self._failing.isdisjoint(ran):
                 job.code = ErrorCode.MODEL_ERROR
-        self._push(now + job.busy_s, ENDED, job)
+        job.due = now + job.busy_s
+        self._push(job.due, ENDED, job)
+        if self._scenario.wide is not None:
+            self._share_cores(slot, now)
+
+    def _share_cores(self, slot: int, now: float) -> None:
+        """Let what runs on the worker of a slot go on with its part of the cores, since a call has begun or ended there."""
+        parts = self._scenario.slots_per_worker
+        running = [job for other in self._beside(slot) if (job := self._running[other]) is not None]
+        asked = sum([parts if job.batch.slot.wide else 1 for job in running])
+        speed = min(1.0, parts / max(1, asked))
+        for job in running:
+            if job.speed != speed:
+                left_s = (job.due - now) * job.speed
+                job.speed, job.due = speed, now + left_s / speed
+                self._push(job.due, ENDED, job)
 
     def _call_s(self, job: _Job) -> float:
         """Return the seconds of the batch's calls; rows are covered as the profile says, new shapes are prepared first."""
