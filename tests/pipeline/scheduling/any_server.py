@@ -110,6 +110,8 @@ class AnyServer:
         self.ended: dict[int, str] = {}
         self.running: dict[int, Started] = {}
         self.slots: dict[int, str] = {}
+        self.wide: dict[str, int] = {}
+        """Those of them that are wide, by their worker."""
         self.faults: list[ReportFault] = []
         self.rejoining: list[str] = []
         """The workers of slots that are to join again."""
@@ -127,7 +129,7 @@ class AnyServer:
             match action:
                 case RejoinSlots():
                     self.running.clear()
-                    workers, self.slots = list(self.slots.values()), {}
+                    workers, self.slots, self.wide = list(self.slots.values()), {}, {}
                     self.rejoining += workers
                 case Started():
                     assert action.slot in self.slots
@@ -180,19 +182,33 @@ class AnyServer:
             self.join(worker)
 
     def join(self, worker: str | None = None) -> None:
-        """A slot joins, with measured costs or without."""
-        number = next(self.slot_ids)
+        """A slot joins, with measured costs or without; of some workers, a wide one as well."""
         worker = worker or self.random.choice(["a", "b", "c", "d"])
+        self._join(worker, self.random.choice([None, 0.01]))
+        if worker in "ad" and worker not in self.wide and self.random.random() < 0.7:
+            self.wide[worker] = self._join(worker, None, wide=True)
+
+    def _join(self, worker: str, prefetch_s: float | None, *, wide: bool = False) -> int:
+        number = next(self.slot_ids)
         costs = {}
         if worker in "ab":
+            key, second_s = (f"{worker}, wide", 5e-4) if wide else (worker, 1e-3)
             for name, model in self.models.items():
                 rank = len(model.dimensions)
-                points = [CostPoint(sizes=(size,) * rank, seconds=1e-3 * size) for size in (1, 6)]
-                costs[name] = CostTable(key=worker, dimensions=model.dimensions, points=tuple(points))
+                points = [CostPoint(sizes=(size,) * rank, seconds=second_s * size) for size in (1, 6)]
+                costs[name] = CostTable(key=key, dimensions=model.dimensions, points=tuple(points))
         self.slots[number] = worker
-        prefetch_s = self.random.choice([None, 0.01])
-        models = frozenset(self.models)
-        self.play(SlotJoined(slot=number, models=models, worker=worker, costs=costs, prefetch_s=prefetch_s))
+        self.play(
+            SlotJoined(
+                slot=number,
+                models=frozenset(self.models),
+                worker=worker,
+                costs=costs,
+                prefetch_s=prefetch_s,
+                wide=wide,
+            )
+        )
+        return number
 
     def arrive(self) -> None:
         """Requests of all kinds arrive in one turn."""
@@ -248,6 +264,8 @@ class AnyServer:
         for slot in slots:
             self.running = {number: start for number, start in self.running.items() if start.slot != slot}
             self.slots.pop(slot, None)
+            if self.wide.get(worker) == slot:
+                del self.wide[worker]
             self.play(SlotLeft(slot=slot, died=died))
 
     def withdraw(self) -> None:
@@ -268,7 +286,11 @@ class AnyServer:
             self.play(ModelUnavailable(model=model.name, message="as drawn"))
         elif not any(not start.requests for start in self.running.values()):
             sizes = tuple([min(bound or 3, 3) for bound in model.bounds or (None,) * len(model.dimensions)])
-            self.play(AuditWanted(model=model.name, sizes=sizes, slots=frozenset(self.slots)))
+            self.play(
+                AuditWanted(
+                    model=model.name, sizes=sizes, slots=frozenset(self.slots) - {*self.wide.values()}
+                )
+            )
 
     def wake(self) -> None:
         """Time passes, mostly until the scheduler asked for it."""

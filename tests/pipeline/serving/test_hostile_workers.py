@@ -119,6 +119,13 @@ FORGED: dict[str, Frames] = {
     "a class without values to judge it": hello(tolerances={"remote": {"y": {"margins": "y.values"}}}),
     "a class that is judged by itself": hello(tolerances={"remote": {"y": {"margins": "y"}}}),
     "a tolerance in words": hello(tolerances={"remote": {"y": {**TOLERANCE, "overall": "much"}}}),
+    "a wide slot for a model that it does not have": hello(
+        wide={"other": {"key": "k", "dimensions": ["batch", "n"], "points": []}}
+    ),
+    "a wide slot for other dimensions": hello(
+        wide={"remote": {"key": "k", "dimensions": ["batch"], "points": []}}
+    ),
+    "a wide slot in words": hello(wide={"remote": "fast"}),
     "more models than a server holds": hello(
         models={f"m{n}": {**DESCRIBED, "name": f"m{n}"} for n in range(1_100)}
     ),
