@@ -60,6 +60,10 @@ MOST_SHAPES = 8
 """Shapes whose answers are compared."""
 
 
+MOST_ROWS = 8
+"""Rows of the calls whose costs are measured: lone requests seldom have more, and larger calls take memory that stays."""
+
+
 class _NoWideForm(EngineError):
     """Raised when a model gets no wide form; the message says why."""
 
@@ -183,7 +187,7 @@ class _Process:
         found = calibrate(
             wide,
             slots=1,
-            max_batch=model.batching.max_batch,
+            max_batch=min(MOST_ROWS, model.batching.max_batch or MOST_ROWS),
             budget_s=model.calibration_s,
             values=values_of(wide.signature, probe_options(model)),
             key=key,

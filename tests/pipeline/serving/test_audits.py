@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,10 @@ from tests.pipeline.serving.raw_peer import RawPeer
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 
 from shapestream.serving import auditor, audits
-from shapestream.serving.slot_threads import SlotThreads
+from shapestream.serving.slot_threads import SlotThreads, WideForms
 from shapestream.settings import ModelSettings
 from shapestream_engine.calibration import CostCache
+from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model
 from shapestream_engine.postprocess import Postprocess, Steps
@@ -181,29 +183,64 @@ async def audited(
     slots: int = 1,
     tolerance: dict[str, Any] | None = TOLERANCE,
     steps: str = "",
+    wide: Function | None = None,
     **options: Any,
 ) -> AsyncIterator[Audited]:
-    """A server of this function; `audit` and others are settings of the model, the rest is for `serve`."""
+    """A server of this function; `audit` and others are settings of the model, the rest is for `serve`.
+
+    `wide`: what its wide slot computes; None: it has none.
+    """
     postprocess = Postprocess({"y": Steps.parse(steps)}) if steps else None
     settings = {key: options.pop(key) for key in ("audit", "idempotent", "device") if key in options}
-    compiled = compile_model(
-        ModelSpec(
-            name="m",
-            model=function,
-            inputs={"x": InputSpec(shape=f"batch:1..64, {WIDTH}", element_type="f32")},
-            outputs={"y": OutputSpec(shape=f"batch, {WIDTH}", element_type="f32")},
-            postprocess=postprocess,
-        ),
-        slots=slots,
+    spec = ModelSpec(
+        name="m",
+        model=function,
+        inputs={"x": InputSpec(shape=f"batch:1..64, {WIDTH}", element_type="f32")},
+        outputs={"y": OutputSpec(shape=f"batch, {WIDTH}", element_type="f32")},
+        postprocess=postprocess,
     )
+    compiled = compile_model(spec, slots=slots)
     if tolerance is not None:
         compiled.tolerances = (
             {"y": tolerance} if postprocess is None else postprocess.tolerances({"y": tolerance})
         )
     local = SlotThreads(models={"m": compiled}, slots=slots)
+    if wide is not None:
+        forms = WideForms(models={"m": compile_model(replace(spec, model=wide))}, costs=_costs(0.0001))
+        local = SlotThreads(models={"m": compiled}, slots=slots, costs=_costs(0.001), wide=forms)
     known = {"m": ModelSettings(name="m", **settings)}
     async with memory_serving(local, models=known, **options) as running:
         yield Audited(running, await running.greeted(model="m"))
+
+
+def _costs(seconds: float) -> dict[str, CostTable]:
+    points = [CostPoint(sizes=(rows,), seconds=seconds) for rows in (1, 64)]
+    return {"m": CostTable(key=f"{seconds}", dimensions=("batch",), points=tuple(points))}
+
+
+@real_time
+async def test_a_wide_slot_that_answers_otherwise_is_found_and_gets_nothing_more() -> None:
+    """Its answers to lone requests are sampled, and run again on another slot."""
+    async with audited(honest, wide=lambda x: np.asarray(2.1 * x, np.float32), audit=1.0, slots=2) as served:
+        while not (state := await served.rested())["stopped"]:
+            assert served.asked < 200, state
+            await served.ask(1)
+        for _ in range(40):
+            [(x, y)] = await served.ask(1)
+            assert (honest(x) == y).all()
+
+
+@real_time
+async def test_a_wide_slot_that_answers_alike_is_left_in_peace() -> None:
+    """Of lone requests, the answers of the wide slot alone are worth a look."""
+    async with audited(honest, wide=honest, audit=1.0, slots=2) as served:
+        for _ in range(40):
+            [(x, y)] = await served.ask(1)
+            assert (honest(x) == y).all()
+        state = await served.rested()
+        wide = (await served.client.statistics())["batches_wide"]
+        assert state["seen"] == wide >= 8
+        assert (0, False, False) == (state["mismatches"], state["varies"], state["stopped"])
 
 
 @real_time
