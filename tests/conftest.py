@@ -14,9 +14,9 @@ import structlog
 from hypothesis import HealthCheck, settings
 from tests.progress import Progress
 
+from shapestream.loading import models, trials
 from shapestream_engine import calibration
 from shapestream_engine.probing.cache import ENVIRONMENT
-from shapestream_workers import models, trials
 
 # Tests import engines by themselves, and no run of them is to be reported anywhere.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type] # Python's way to say that there is none

@@ -128,7 +128,7 @@ def _installed(_path: tuple[str, ...]) -> dict[str, list[str]]:
 
 # ---------------------------------------------------------------- the part of it that this process may use
 
-Limit: TypeAlias = Literal["machine", "affinity", "quota", "memory limit"]
+Limit: TypeAlias = Literal["machine", "affinity", "quota", "memory limit", "caller"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ PACKAGES = ROOT / "pipeline" / "shapestream"
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("package", ["chains", "gateway", "scheduling", "serving", "web"])
+@pytest.mark.parametrize("package", ["chains", "gateway", "loading", "scheduling", "serving", "web"])
 def test_each_file_is_in_one_row_of_its_package(package: str) -> None:
     """The table of a package names each of its files once, in the first column, and no other file."""
     _, _, table = PAGE.partition(f"## Files of `{package}/`\n")

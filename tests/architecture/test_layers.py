@@ -140,6 +140,7 @@ STARTED = [
     "shapestream",
     "shapestream.aio",
     "shapestream.blocking",
+    "shapestream.local",
     "shapestream.testing",
     *[
         f"shapestream_workers.{name}"
@@ -148,7 +149,6 @@ STARTED = [
             "serve",
             "worker_process",
             "check",
-            "models",
             "costs",
             "gateways",
             "health",

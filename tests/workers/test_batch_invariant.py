@@ -17,12 +17,12 @@ from tests.onnx_files import write_forest
 from tests.pipeline.serving.harness import memory_serving
 
 from shapestream.errors import ConfigurationError
+from shapestream.loading.models import compile_models, model_spec
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import load_settings
 from shapestream_engine import CompiledModel
 from shapestream_engine.layout import Tensors
 from shapestream_engine.strategy import Strategy
-from shapestream_workers.models import compile_models, model_spec
 
 IMPORTABLE = Path(__file__).parents[1] / "engine" / "importable"
 Array = np.ndarray[Any, Any]

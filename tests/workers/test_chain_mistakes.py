@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from shapestream.errors import ConfigurationError
+from shapestream.loading.models import plan_chains
 from shapestream.settings import load_settings
 from shapestream_engine.output_rules import Rows, Whole
 from shapestream_engine.ports import InputPort, OutputPort, list_ports
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
-from shapestream_workers.chains import plan_chains
 
 TEXT = """\
 models:

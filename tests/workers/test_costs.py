@@ -12,13 +12,14 @@ import pytest
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
+from shapestream.loading.measured_costs import cost_tables, measure_costs
+from shapestream.loading.models import compile_models, slots_and_threads
 from shapestream.settings import LoadedSettings, load_settings
 from shapestream_engine.calibration import ENVIRONMENT, CostCache
 from shapestream_engine.cost_table import CostTable, LearnedCosts
 from shapestream_engine.probing.cache import ENVIRONMENT as PROOFS
 from shapestream_workers.cli import app
-from shapestream_workers.costs import cost_tables, costs_of, measure_costs
-from shapestream_workers.models import compile_models, slots_and_threads
+from shapestream_workers.costs import costs_of
 
 CONFIG = """\
 models:

@@ -11,10 +11,10 @@ from tests.onnx_files import write_scaling
 from typer.testing import CliRunner
 
 from shapestream.errors import ConfigurationError
+from shapestream.loading.models import ENVIRONMENT, compile_models, read_signatures
 from shapestream.settings import LoadedSettings, load_settings
 from shapestream_engine.model_files import digest_of_model
 from shapestream_workers.cli import app
-from shapestream_workers.models import ENVIRONMENT, compile_models, read_signatures
 
 PORTS = """\
     inputs: {a: {shape: "batch:1..8, n:1..8", element_type: f32}}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from shapestream.errors import ConfigurationError
+from shapestream.loading.models import compile_models
 from shapestream.settings import load_settings
-from shapestream_workers.models import compile_models
 
 SHARED = """\
 models:

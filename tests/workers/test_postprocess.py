@@ -12,9 +12,9 @@ from tests.onnx_files import write_onnx
 
 from shapestream.errors import ConfigurationError
 from shapestream.gateway.model_pages import model_metadata
+from shapestream.loading.models import compile_models, read_signatures
 from shapestream.settings import LoadedSettings, load_settings
 from shapestream_workers.check import check_configuration
-from shapestream_workers.models import compile_models, read_signatures
 
 YAML = """\
 models:

@@ -12,12 +12,12 @@ import structlog
 from typer.testing import CliRunner, Result
 
 from shapestream.errors import ConfigurationError
+from shapestream.loading.models import compile_models, model_spec
+from shapestream.loading.proof import judge
 from shapestream.settings import load_settings
 from shapestream_engine import compile_model
 from shapestream_engine.probe import Finding, ProbeReport, Treatment
 from shapestream_workers.cli import app
-from shapestream_workers.models import compile_models, model_spec
-from shapestream_workers.proof import judge
 
 IMPORTABLE = Path(__file__).parents[1] / "engine" / "importable"
 MASKED = """\

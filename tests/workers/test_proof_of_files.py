@@ -10,9 +10,9 @@ from onnx import helper
 from tests.onnx_files import write_onnx
 from typer.testing import CliRunner, Result
 
+from shapestream.loading.models import compile_models
 from shapestream.settings import load_settings
 from shapestream_workers.cli import app
-from shapestream_workers.models import compile_models
 
 IMPORTABLE = Path(__file__).parents[1] / "engine" / "importable"
 ENGINES = ("openvino", pytest.param("onnxruntime", marks=pytest.mark.thorough))

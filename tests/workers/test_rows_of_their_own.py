@@ -18,12 +18,12 @@ from tests.pipeline.serving.real_sockets import socket_serving
 
 import shapestream
 from shapestream.errors import ConfigurationError
+from shapestream.loading.models import compile_models
 from shapestream.serving.server import serve
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ServerSettings, load_settings
 from shapestream.transport.zeromq import BlockingDealer, DealerSocket
 from shapestream_engine import CompiledModel
-from shapestream_workers.models import compile_models
 from shapestream_workers.worker import Worker
 
 IMPORTABLE = Path(__file__).parents[1] / "engine" / "importable"

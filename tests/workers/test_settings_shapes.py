@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from shapestream.errors import ConfigurationError
+from shapestream.loading.models import compile_models, model_spec
 from shapestream.settings import LoadedSettings, load_settings
 from shapestream_engine.compiled_model import PreparedLimits
 from shapestream_engine.strategy import Strategy
 from shapestream_workers.cli import app
-from shapestream_workers.models import compile_models, model_spec
 
 TEXT = """\
 models:

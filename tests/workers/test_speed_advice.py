@@ -11,10 +11,10 @@ from onnx import helper
 from tests.onnx_files import write_onnx
 from typer.testing import CliRunner, Result
 
+from shapestream.loading import models
 from shapestream_engine.backends.openvino import compiling
 from shapestream_engine.backends.openvino.runtime import core
 from shapestream_engine.comparison import AnswerDistance, Gain
-from shapestream_workers import models
 from shapestream_workers.advice import PrecisionAdvice, SlotsAdvice
 from shapestream_workers.cli import app
 

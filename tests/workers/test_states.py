@@ -12,9 +12,9 @@ from openvino import opset13 as op
 from openvino.op.util import Variable, VariableInfo
 from typer.testing import CliRunner
 
+from shapestream.loading.models import compile_models
 from shapestream.settings import load_settings
 from shapestream_workers.cli import app
-from shapestream_workers.models import compile_models
 
 CONFIG = """\
 models:

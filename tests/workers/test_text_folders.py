@@ -15,13 +15,13 @@ from tests.text_folders import HIDDEN, KIND, VOCABULARY, documents, write_folder
 from tests.tokenizer_files import tokenizer
 
 from shapestream.errors import ConfigurationError
+from shapestream.loading.models import digests_of
 from shapestream.settings import LoadedSettings, load_models, load_settings
 from shapestream.settings.folders import read_contents
 from shapestream.settings.text_folder import TextFolder, expand
 from shapestream_engine import ModelLoadError
 from shapestream_engine.port_names import PortNames, port_names
 from shapestream_workers.check import check_configuration
-from shapestream_workers.models import digests_of
 
 
 def changed(name: str, **values: Any) -> dict[str, Any]:

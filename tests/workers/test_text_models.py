@@ -9,10 +9,10 @@ from tests.text_encoders import write_encoder
 from tests.tokenizer_files import write_tokenizer
 
 from shapestream.errors import ConfigurationError
+from shapestream.loading.models import compile_models, model_spec
 from shapestream.settings import LoadedSettings, load_settings
 from shapestream_engine.model_files import digest_of_model
 from shapestream_workers.check import check_configuration
-from shapestream_workers.models import compile_models, model_spec
 
 TOKENS = "models:\n  - name: tokens\n    tokenizer: tokenizer.json\n"
 ENCODER = """\

@@ -12,11 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shapestream.settings import ModelSettings
-from shapestream_engine.errors import EngineError
-from shapestream_engine.probe import Watch
-from shapestream_workers.printing import told_news
-from shapestream_workers.trials import (
+from shapestream.loading.trials import (
     MOST_AT_ONCE,
     Measuring,
     News,
@@ -25,6 +21,10 @@ from shapestream_workers.trials import (
     side_by_side,
     trials_at_once,
 )
+from shapestream.settings import ModelSettings
+from shapestream_engine.errors import EngineError
+from shapestream_engine.probe import Watch
+from shapestream_workers.printing import told_news
 
 
 def models_of(folder: Path, **sizes: int) -> list[ModelSettings]:

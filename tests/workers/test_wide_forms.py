@@ -11,8 +11,10 @@ import openvino as ov
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from openvino import opset13 as ops
+from shapestream.loading.models import compile_models
 from structlog.testing import capture_logs
 
+from shapestream.loading.wide_forms import Wish, wide_forms
 from shapestream.serving.slot_threads import WideForms
 from shapestream.settings import load_settings
 from shapestream_engine.calibration import ENVIRONMENT
@@ -20,8 +22,6 @@ from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model
 from shapestream_engine.probing.cache import ENVIRONMENT as PROOFS
 from shapestream_workers.costs import prepare
-from shapestream_workers.models import compile_models
-from shapestream_workers.wide_forms import Wish, wide_forms
 
 WIDTH = 32
 

@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import yaml
 
+from shapestream.loading.proof import TriedModel, probe_model, probe_options
 from shapestream.settings import InProcessSettings, ModelSettings, Settings, WorkerGroupSettings
 from shapestream_engine.backends.registry import load_backend
 from shapestream_engine.comparison import (
@@ -38,7 +39,6 @@ from shapestream_engine.probe import UNWATCHED, Finding, Watch
 from shapestream_engine.probing.examination import values_of
 from shapestream_engine.shapes import BATCH, NamedShape
 from shapestream_engine.signature import ModelSignature
-from shapestream_workers.proof import TriedModel, probe_model, probe_options
 
 PAD_VALUE = 0
 """The usual padding of tokens, masks and pictures. Only the user can know other values."""

@@ -1,4 +1,4 @@
-"""Chains of a YAML held against the signatures of its models, with errors that point into the file; services for texts."""
+"""Chains as text, and the services for texts of a YAML: the options of gateways, with errors that point into the file."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from shapestream.chains.plan import Chain, ChainRefused, plan_chain
 from shapestream.chains.spec import ChainSpec, Source
-from shapestream.errors import ConfigurationError
 from shapestream.gateway.errors import NotGiven
 from shapestream.gateway.text_ports import (
     EMBEDDING,
@@ -22,25 +20,6 @@ from shapestream.gateway.text_ports import (
 from shapestream.settings import HttpSettings, LoadedSettings, ModelSettings, Settings
 from shapestream_engine.ports import shapes_of
 from shapestream_engine.signature import ModelSignature
-
-
-def plan_chains(loaded: LoadedSettings, signatures: Mapping[str, ModelSignature]) -> list[Chain]:
-    """Return the chains. Raises `ConfigurationError` with a line for each mistake.
-
-    A chain whose models are not all here is left out: what is wrong with them has been said.
-    """
-    chains: list[Chain] = []
-    problems: list[str] = []
-    for index, settings in enumerate(loaded.settings.chains):
-        if any(stage.model not in signatures for stage in settings.stages):
-            continue
-        try:
-            chains.append(plan_chain(settings.spec(), signatures))
-        except ChainRefused as error:
-            problems += [loaded.problem(("chains", index, *key), words) for key, words in error.problems]
-    if problems:
-        raise ConfigurationError(problems)
-    return chains
 
 
 def describe_chain(signature: ModelSignature) -> Iterator[str]:

@@ -18,6 +18,17 @@ from typing import Any
 
 from shapestream.chains.plan import Chain
 from shapestream.errors import ConfigurationError
+from shapestream.loading.models import (
+    model_spec,
+    placement_warnings,
+    plan_chains,
+    problem_of,
+    processes_of,
+    require_trusted,
+    slots_and_threads,
+)
+from shapestream.loading.proof import TriedModel, chosen_engine, probe_options, rows_together, try_model
+from shapestream.loading.trials import News, side_by_side
 from shapestream.settings import LoadedSettings, Location, ModelSettings, TextFolder, load_models
 from shapestream.settings.model_settings import AUTO_ENGINE
 from shapestream_engine.backends.registry import EngineChoice, check_engine, engines_of_path
@@ -36,18 +47,8 @@ from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Runner, run_batch
 from shapestream_workers.access import server_security
 from shapestream_workers.advice import PaddingAdvice, SpeedAdvice, advise_padding, advise_speed
-from shapestream_workers.chains import plan_chains, service_problems
+from shapestream_workers.chains import service_problems
 from shapestream_workers.gateways import missing_library, port_file_problems
-from shapestream_workers.models import (
-    model_spec,
-    placement_warnings,
-    problem_of,
-    processes_of,
-    require_trusted,
-    slots_and_threads,
-)
-from shapestream_workers.proof import TriedModel, chosen_engine, probe_options, rows_together, try_model
-from shapestream_workers.trials import News, side_by_side
 
 # Sizes of open dimensions in the second run: large enough to be different, small enough for any model.
 TYPICAL_SIZE = 16

@@ -600,7 +600,7 @@ def version(as_json: Json = False) -> None:
 
 def _allow(any_function: bool) -> None:
     if any_function:
-        from shapestream_workers.models import allow_any_function
+        from shapestream.loading.models import allow_any_function
 
         allow_any_function()
 

@@ -1,125 +1,29 @@
-"""Costs of a worker's calls: measured, or read from an earlier measurement; and the report of `models --costs`.
+"""The report of `models --costs`, and `shapestream prepare`: what the configured processes measure, or have measured.
 
-A process measures after it has compiled its models and before it takes requests. It runs as many calls at a time as it has
-slots. docs/scheduling.md describes the method.
+How costs are measured: `shapestream.loading.measured_costs`.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
-import structlog
-
-from shapestream.serving.allocator import give_back_freed_memory
+from shapestream.loading.measured_costs import measure_costs
+from shapestream.loading.models import compile_models, processes_of, slots_and_threads, wishes_of
+from shapestream.loading.wide_forms import Wish, wide_forms
 from shapestream.settings import LoadedSettings, ModelSettings
-from shapestream_engine.calibration import Calibration, CostCache, calibrate, cost_key
-from shapestream_engine.compiled_model import CompiledModel
-from shapestream_engine.cost_table import CostTable, LearnedCosts
-from shapestream_engine.errors import EngineError
+from shapestream_engine.calibration import Calibration, CostCache
+from shapestream_engine.cost_table import LearnedCosts
 from shapestream_engine.probing.cache import ProofCache
-from shapestream_engine.probing.examination import values_of
-from shapestream_workers.models import (
-    compile_models,
-    model_spec,
-    processes_of,
-    slots_and_threads,
-    wishes_of,
-)
 from shapestream_workers.printing import table_of
-from shapestream_workers.proof import probe_options
-from shapestream_workers.trials import WITH_NOBODY, Measuring
-from shapestream_workers.wide_forms import Wish, wide_forms
-
-log = structlog.get_logger()
 
 DEFAULT_S = 5.0
 """Seconds to measure a model with `calibration_s: 0`, for `models --costs`."""
-
-
-def cost_tables(
-    models: Iterable[ModelSettings],
-    compiled: Mapping[str, CompiledModel],
-    *,
-    slots: int,
-    threads: int | None,
-    measuring: Measuring = WITH_NOBODY,
-) -> dict[str, CostTable]:
-    """Return the cost tables of the models that have measured points, for the scheduler."""
-    measured = measure_costs(models, compiled, slots=slots, threads=threads, measuring=measuring)
-    return {name: calibration.table for name, calibration in measured.items() if calibration.table.points}
-
-
-def measure_costs(
-    models: Iterable[ModelSettings],
-    compiled: Mapping[str, CompiledModel],
-    *,
-    slots: int,
-    threads: int | None,
-    measuring: Measuring = WITH_NOBODY,
-) -> dict[str, Calibration]:
-    """Measure these models one after the other, or read earlier measurements; models with `calibration_s: 0` are left out.
-
-    `measuring` keeps the workers of a server from proving and measuring meanwhile.
-    """
-    cache = CostCache.of_environment()
-    found: dict[str, Calibration] = {}
-    for model in models:
-        if model.calibration_s == 0.0:
-            continue
-        try:
-            found[model.name] = own = _measure(
-                model, compiled[model.name], cache, measuring, slots=slots, threads=threads
-            )
-        except EngineError as error:
-            log.warning("costs not measured", model=model.name, why=str(error))
-            continue
-        log.info(
-            "costs measured",
-            model=model.name,
-            points=len(own.table.points),
-            seconds=round(own.seconds, 3),
-            source="cache" if own.from_cache else "measured",
-            findings=list(own.findings),
-        )
-    if any(not own.from_cache for own in found.values()):
-        # The largest measured calls may be larger than any call of a request.
-        give_back_freed_memory()
-    return found
-
-
-def _measure(
-    model: ModelSettings,
-    compiled: CompiledModel,
-    cache: CostCache,
-    measuring: Measuring,
-    *,
-    slots: int,
-    threads: int | None,
-) -> Calibration:
-    options, budget_s = probe_options(model), model.calibration_s
-    return calibrate(
-        compiled,
-        slots=slots,
-        max_batch=model.batching.max_batch,
-        budget_s=budget_s,
-        values=values_of(compiled.signature, options),
-        key=cost_key(
-            replace(model_spec(model), engine=compiled.engine),
-            compiled.signature,
-            options,
-            slots=slots,
-            threads=threads,
-            budget_s=budget_s,
-        ),
-        cache=cache,
-        alone=measuring.alone,
-    )
 
 
 def costs_of(loaded: LoadedSettings) -> list[CostReport]:

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shapestream.loading.models import digests_of, plan_chains, read_signatures
+from shapestream.loading.proof import why_alone
 from shapestream.settings import LoadedSettings
 from shapestream_engine.signature import ModelSignature
-from shapestream_workers.chains import describe_chain, plan_chains
-from shapestream_workers.models import digests_of, read_signatures
-from shapestream_workers.proof import why_alone
+from shapestream_workers.chains import describe_chain
 from shapestream_workers.target import ServerAccess
 
 

@@ -14,7 +14,7 @@ from shapestream.errors import Forbidden, InvalidRequest
 from shapestream_workers.target import ServerAccess
 
 if TYPE_CHECKING:
-    from shapestream_workers.trials import News
+    from shapestream.loading.trials import News
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 

@@ -19,10 +19,10 @@ import structlog
 import trio
 
 from shapestream.errors import ConfigurationError
+from shapestream.loading.models import digests_of
 from shapestream.serving.server import Server
 from shapestream.settings import LoadedSettings, ModelSettings, ServerSettings, Settings, load_settings
 from shapestream_workers.access import server_security
-from shapestream_workers.models import digests_of
 from shapestream_workers.supervisor.core import Restarted
 from shapestream_workers.supervisor.processes import SupervisedProcesses
 

@@ -22,26 +22,25 @@ import trio
 
 from shapestream.addresses import is_protectable
 from shapestream.errors import ConfigurationError
+from shapestream.loading.models import digests_of, placement_warnings
+from shapestream.loading.own_slots import own_slots
 from shapestream.serving.allocator import keep_freed_memory
 from shapestream.serving.server import Server, serve
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import LoadedSettings, Settings
+from shapestream.settings.values import spell_bytes
 from shapestream.transport.guards import connections_that_fit, raise_descriptor_limit
 from shapestream_engine.calibration import CostCache
 from shapestream_engine.machine import allowed_cpus, divide_cpus
 from shapestream_workers import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME
 from shapestream_workers.access import open_admin_port, server_security
-from shapestream_workers.chains import plan_chains
-from shapestream_workers.costs import cost_tables
 from shapestream_workers.gateways import STOP_GRACE_S, GatewayPorts, open_ports
 from shapestream_workers.interruption import handed_over
-from shapestream_workers.models import compile_models, digests_of, placement_warnings
 from shapestream_workers.process import exit_after, keep_what_is_loaded
 from shapestream_workers.reloads import Reload, Reloads
 from shapestream_workers.supervisor.core import Restarted, RestartPolicy
 from shapestream_workers.supervisor.processes import GaveUp, SupervisedProcesses
-from shapestream_workers.upkeep import notify, spell_bytes, tend_watchdog, watch_memory
-from shapestream_workers.wide_forms import wide_forms
+from shapestream_workers.upkeep import notify, tend_watchdog, watch_memory
 
 if TYPE_CHECKING:
     from shapestream.serving.admin import AdminPort
@@ -94,23 +93,8 @@ def run_server(loaded: LoadedSettings) -> int:
     digests = digests_of(loaded.settings.models)
     in_process = loaded.settings.in_process
     if in_process is not None:
-        cpus = allowed_cpus()
-        slots, threads = divide_cpus(cpus.amount, 1, in_process.slots, in_process.threads)
-        log.info("slots in process", slots=slots, threads=threads, cpus=cpus.amount, cpus_by=cpus.by)
         with admin.preparing() if admin is not None else nullcontext():
-            models = compile_models(loaded, loaded.settings.models, slots=slots, threads=threads)
-            plan_chains(loaded, {name: model.signature for name, model in models.items()})
-            costs = cost_tables(loaded.settings.models, models, slots=slots, threads=threads)
-            wide = wide_forms(
-                loaded.settings.models,
-                models,
-                costs,
-                wish=in_process.wide,
-                slots=slots,
-                threads=threads,
-                memory_limit=in_process.memory_limit,
-            )
-        local = SlotThreads(models=models, slots=slots, costs=costs, wide=wide)
+            local = own_slots(loaded, in_process, allowed_cpus())
         digests = dict(local.digests)
         log.warning(
             "models run in the server's process", why="in_process: a crash of a model ends the server"

@@ -44,12 +44,6 @@ async def watch_memory(
             return
 
 
-def spell_bytes(count: int) -> str:
-    """Return the bytes for people, `312 MiB` or `2.5 GiB`; rounded up, so that a setting can hold them."""
-    mebibytes = -(-count // (1 << 20))
-    return f"{mebibytes} MiB" if mebibytes < 10_240 else f"{mebibytes / 1024:.1f} GiB"
-
-
 log = structlog.get_logger()
 
 

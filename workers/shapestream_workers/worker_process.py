@@ -20,18 +20,21 @@ import trio
 
 from shapestream.addresses import check_destination, is_beyond_loopback, is_protectable, reached_from_here
 from shapestream.errors import ConfigurationError
+from shapestream.loading.measured_costs import cost_tables
+from shapestream.loading.models import compile_models, placement_warnings
+from shapestream.loading.trials import Measuring
+from shapestream.loading.wide_forms import wide_forms
 from shapestream.serving.allocator import keep_freed_memory
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import AdminSettings, LoadedSettings, WorkerGroupSettings
+from shapestream.settings.values import spell_bytes
 from shapestream.transport.curve_keys import CallerKeys
 from shapestream.transport.interface import Connection, Wake
 from shapestream.transport.zeromq import BlockingDealer, DealerSocket, SocketOptions
 from shapestream_engine.machine import allowed_cpus, divide_cpus, resident_bytes
 from shapestream_workers import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME, EXIT_UNUSABLE
 from shapestream_workers.access import caller_keys, open_admin_port
-from shapestream_workers.costs import cost_tables
 from shapestream_workers.interruption import handed_over
-from shapestream_workers.models import compile_models, placement_warnings
 from shapestream_workers.process import (
     NAME_VARIABLE,
     READY_LINE,
@@ -40,9 +43,7 @@ from shapestream_workers.process import (
     keep_what_is_loaded,
     name_of_start,
 )
-from shapestream_workers.trials import Measuring
-from shapestream_workers.upkeep import spell_bytes, watch_memory
-from shapestream_workers.wide_forms import wide_forms
+from shapestream_workers.upkeep import watch_memory
 from shapestream_workers.worker import Worker, WorkerEnd
 
 if TYPE_CHECKING:

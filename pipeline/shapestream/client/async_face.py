@@ -124,7 +124,7 @@ def connecting(
 
 def _require(library: Library) -> None:
     """Raise RuntimeError where another event loop runs, or none, and name the face for that."""
-    running = _running_library()
+    running = running_library()
     if running != library:
         habitat = ", as it does in notebooks" if running == "asyncio" else ""
         runs = f"{running} runs here{habitat}" if running else f"no {library} runs here"
@@ -132,7 +132,8 @@ def _require(library: Library) -> None:
         raise RuntimeError(f"{face}, and {runs}; use {_FACES[running]}.connect")
 
 
-def _running_library() -> Library | None:
+def running_library() -> Library | None:
+    """Return the library whose event loop runs the caller; None for neither."""
     if trio.lowlevel.in_trio_task():
         return "trio"
     try:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 
-import structlog
 import trio
 
 from shapestream.addresses import is_beyond_loopback
@@ -17,13 +16,14 @@ from shapestream.client import trio_client
 from shapestream.client.async_face import Client
 from shapestream.gateway.options import ForwardingOptions, TextService, log_end, log_left
 from shapestream.gateway.routes import Routes
+from shapestream.telemetry.logging import get_logger
 from shapestream.transport.http_listener import place_of
 from shapestream.web.ending import LEAVE, Asked, AskedToEnd
 from shapestream.web.messages import HttpLimits
 from shapestream.web.server import HttpServer, listeners_of
 from shapestream.web.turns import LoopTurns
 
-log = structlog.get_logger()
+log = get_logger()
 
 LOOK_S = 0.1
 """Seconds between two looks whether connections are left."""

@@ -26,17 +26,17 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 import grpc
-import structlog
 
 from shapestream.client import blocking_client
 from shapestream.errors import ConfigurationError
 from shapestream.gateway.grpc_calls import RunningCalls
 from shapestream.gateway.grpc_service import InferenceService, OpenStreams
 from shapestream.gateway.options import ForwardingOptions, log_end, log_left
+from shapestream.telemetry.logging import get_logger
 from shapestream.transport.http_listener import connections_at
 from shapestream.web.ending import LEAVE, Asked, AskedToEnd
 
-log = structlog.get_logger()
+log = get_logger()
 
 ABORT_S = 1.0
 """Seconds for calls to end after they were cancelled."""

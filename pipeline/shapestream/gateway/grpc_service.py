@@ -23,7 +23,6 @@ from typing import Any
 from urllib.parse import unquote
 
 import grpc
-import structlog
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
@@ -76,10 +75,11 @@ from shapestream.gateway.model_pages import (
     why_not_ready,
     why_server_is_not_ready,
 )
+from shapestream.telemetry.logging import get_logger
 from shapestream.web.quotas import BeyondQuota, Holding, Quotas
 from shapestream.web.tokens import Tokens, UnknownCaller
 
-log = structlog.get_logger()
+log = get_logger()
 
 SERVICE = "inference.GRPCInferenceService"
 MOST_PAGE_BYTES = 64 * 1024

@@ -6,14 +6,13 @@ import json
 import signal
 from dataclasses import dataclass
 
-import structlog
-
 from shapestream.gateway.infer_tensors import DEFAULT_PRIORITY_LEVEL
+from shapestream.telemetry.logging import get_logger
 from shapestream.web.ending import Asked, LameDuck
 from shapestream.web.tokens import Tokens
 from shapestream_engine.layout import value
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

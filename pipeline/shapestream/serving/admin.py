@@ -33,7 +33,6 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import outcome
-import structlog
 import trio
 
 from shapestream.addresses import is_beyond_loopback
@@ -41,13 +40,14 @@ from shapestream.errors import ConfigurationError
 from shapestream.serving.admin_pages import EventStream, Page, health_page
 from shapestream.serving.readings import MOST_BATCHES
 from shapestream.settings import AdminSettings
+from shapestream.telemetry.logging import get_logger
 from shapestream.transport.guards import admin_connections
 from shapestream.transport.http_listener import REFUSED_SITES, is_sent_by_another_site, listen_at, place_of
 from shapestream.web.messages import Buffer, HttpError, HttpLimits, HttpRequest, HttpResponse
 from shapestream.web.server import HttpServer, for_all, listeners_of
 from shapestream.web.tokens import Tokens, read_tokens
 
-log = structlog.get_logger()
+log = get_logger()
 
 PATIENCE_S = 0.8
 """Seconds to wait for the main loop: less than the second that Kubernetes gives a probe."""

@@ -20,13 +20,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple
 
-import structlog
 import trio
 
 from shapestream.quarantine import digest_of
 from shapestream.serving.audits import AuditBook, AuditRun, AuditSample, ModelAudit
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.sessions import RequestRecord
+from shapestream.telemetry.logging import get_logger
 from shapestream_engine.arrays import arrays_of
 from shapestream_engine.files import read_plain, write_plain
 from shapestream_engine.layout import Tensors
@@ -40,7 +40,7 @@ from shapestream_engine.probing.tolerances import (
     worst_difference,
 )
 
-log = structlog.get_logger()
+log = get_logger()
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

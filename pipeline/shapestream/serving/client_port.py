@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Set
 from itertools import islice
 from typing import Any, NamedTuple
 
-import structlog
 import trio
 
 from shapestream.errors import (
@@ -42,7 +41,7 @@ from shapestream.serving.sessions import (
 )
 from shapestream.settings import ServerSettings
 from shapestream.slices import SlicedWork, Slices
-from shapestream.telemetry.logging import PRESENT, RateLimit
+from shapestream.telemetry.logging import PRESENT, RateLimit, get_logger
 from shapestream.telemetry.runs import ClientId
 from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import (
@@ -74,7 +73,7 @@ from shapestream.wire.tensor_frames import BYTES_PER_POINT, check_inputs
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import RequestShape
 
-log = structlog.get_logger()
+log = get_logger()
 
 MOST_QUESTIONS = 16
 """Largest number of unanswered questions for stories of one session."""

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Protocol
 
-import structlog
 import trio
 
 from shapestream.errors import ConfigurationError
@@ -38,6 +37,7 @@ from shapestream.serving.workers import (
     read_offer,
 )
 from shapestream.slices import SlicedWork, Slices
+from shapestream.telemetry.logging import get_logger
 from shapestream.telemetry.presence import WorkerPresence
 from shapestream.wire.messages import (
     WORKER_PROTOCOL,
@@ -50,7 +50,7 @@ from shapestream.wire.messages import (
 )
 from shapestream_engine.batch import BatchReport
 
-log = structlog.get_logger()
+log = get_logger()
 
 # What one connection may have unserved: a slot reports a bundle at most, whatever the bytes of its outputs.
 MOST_UNREAD = 4096

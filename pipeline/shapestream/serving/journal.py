@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-import structlog
 import trio
 
 from shapestream.chains.plan import Chain
@@ -18,12 +17,12 @@ from shapestream.serving.ends import BatchEnded, ChainEnded, End, RequestRefused
 from shapestream.serving.sessions import RequestRecord
 from shapestream.serving.workers import SlotRecord
 from shapestream.telemetry.counters import ServerStatistics
-from shapestream.telemetry.logging import PRESENT, RateLimit
+from shapestream.telemetry.logging import PRESENT, RateLimit, get_logger
 from shapestream.telemetry.trace import TracePart, TraceRecorder, TraceStage
 from shapestream.wire.tags import REQUEST_ID, trace_of
 from shapestream_engine.batch import ErrorCode
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Journal:

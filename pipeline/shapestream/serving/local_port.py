@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import assert_never
 
-import structlog
 import trio
 
 from shapestream.errors import ProtocolError
@@ -28,12 +27,13 @@ from shapestream.serving.slot_threads import (
 )
 from shapestream.serving.workers import LocalWorker, ReportRefused, SlotRecord, WorkerState
 from shapestream.slices import at_once
+from shapestream.telemetry.logging import get_logger
 from shapestream.transport.interface import Addressed
 from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import BatchDone, BatchFailedEntry, SlotHello
 from shapestream_engine.batch import ErrorCode
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class LocalPort:

@@ -29,18 +29,17 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol, TypeAlias
 
-import structlog
 import trio
 
 from shapestream.errors import OutboxFull, PeerGone, ProtocolError, RequestError
 from shapestream.telemetry.counters import ServerStatistics
-from shapestream.telemetry.logging import RateLimit
+from shapestream.telemetry.logging import RateLimit, get_logger
 from shapestream.transport.interface import Addressed, Message, PeerSocket
 from shapestream.wire.codec import BadEntry, Codec, entries_announced
 from shapestream.wire.messages import Entry, Failure, Heartbeat, ResultEntry, Unknown
 from shapestream_engine.layout import Buffer
 
-log = structlog.get_logger()
+log = get_logger()
 
 GONE = "gone"
 """The reason for a lost link whose connection has broken."""

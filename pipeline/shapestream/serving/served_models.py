@@ -10,14 +10,13 @@ from hashlib import blake2b
 from itertools import zip_longest
 from math import prod
 
-import structlog
-
 from shapestream.chains.plan import Chain, ChainRefused, plan_chain
 from shapestream.chains.spec import ChainSpec
 from shapestream.errors import ConfigurationError
 from shapestream.scheduling.events import InputBytes, ModelProfile
 from shapestream.settings import ModelSettings
 from shapestream.slices import Slices
+from shapestream.telemetry.logging import get_logger
 from shapestream.wire.limits import (
     MAX_INLINE_BYTES,
     MAX_RANK,
@@ -37,7 +36,7 @@ from shapestream_engine.shapes import BATCH
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.string_arrays import LENGTH
 
-log = structlog.get_logger()
+log = get_logger()
 
 DEFAULT_BATCH_BYTES = 256 << 20
 """Default for the bytes of the inputs of one call, padding included.

@@ -27,7 +27,6 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import structlog
 import trio
 
 from shapestream.addresses import is_beyond_loopback, is_protectable
@@ -58,7 +57,7 @@ from shapestream.serving.worker_port import LastState, WorkerPort
 from shapestream.settings import ModelSettings, ServerSettings
 from shapestream.slices import at_once
 from shapestream.telemetry.counters import LastMinute, ServerStatistics
-from shapestream.telemetry.logging import LogFormat, LogLevel, change
+from shapestream.telemetry.logging import LogFormat, LogLevel, change, get_logger
 from shapestream.telemetry.trace import TraceRecorder
 from shapestream.transport.curve import KeyRing, KeyRole, ProtectedRouter, ServerSecurity
 from shapestream.transport.interface import PeerSocket
@@ -75,7 +74,7 @@ from shapestream_engine.machine import memory_bytes
 if TYPE_CHECKING:
     from shapestream.serving.tracing import RequestTracer
 
-log = structlog.get_logger()
+log = get_logger()
 
 FAREWELL_S = 0.05
 """Seconds between the goodbyes and the end of the connections.
@@ -99,8 +98,10 @@ class Server:
         cost_cache: CostCache | None = None,
         local: SlotThreads | None = None,
         tracer: RequestTracer | None = None,
+        idle_bytes: int | None = IDLE_BYTES,
     ) -> None:
         self._settings = settings
+        self._idle_bytes = idle_bytes
         self._leaves = trio.Event()
         self._drain_asked = trio.Event()
         self._ended = False
@@ -422,8 +423,9 @@ class Server:
                 port.beat(now)
             self._dispatcher.end_turn()
             # This takes the event loop 20 to 30 ms after a peak: a server with one request per beat is not idle.
-            if not self._dispatcher.unfinished and requests == self._counters.requests:
-                give_back_freed_memory(above_bytes=IDLE_BYTES)
+            idle = not self._dispatcher.unfinished and requests == self._counters.requests
+            if idle and self._idle_bytes is not None:
+                give_back_freed_memory(above_bytes=self._idle_bytes)
             requests = self._counters.requests
             for _ in self._last_minute.take(now):
                 await trio.lowlevel.checkpoint()
@@ -478,6 +480,7 @@ async def serve(
     workers: PeerSocket | None = None,
     reachable: trio.Event | None = None,
     memory: int | None = None,
+    idle_bytes: int | None = IDLE_BYTES,
     task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until drained or cancelled; hand a `Server` to `nursery.start`.
@@ -495,6 +498,7 @@ async def serve(
     reachable: set when ports that others open for this server (gateways) are reachable; the log calls it ready then. None:
         there are none.
     memory: bytes of memory by which the bytes of requests are bounded. None: those that this process may use.
+    idle_bytes: resident bytes above which an idle server returns freed memory. None: never, as in a program of others.
 
     Raises AddressInUse when another process listens at an address. Raises ConfigurationError for an address that other
     machines reach, without `keys` or `security: network`.
@@ -524,6 +528,7 @@ async def serve(
             cost_cache=cost_cache,
             local=local,
             tracer=tracer,
+            idle_bytes=idle_bytes,
         )
         await server._run(task_status, reachable)
     finally:

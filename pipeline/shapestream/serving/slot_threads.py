@@ -36,11 +36,10 @@ from threading import Thread
 from time import monotonic
 from typing import Any, TypeAlias
 
-import structlog
 import trio
 
 from shapestream.errors import ProtocolError, RequestError, TransportError
-from shapestream.telemetry.logging import PRESENT
+from shapestream.telemetry.logging import PRESENT, get_logger
 from shapestream.transport.interface import BlockingConnection, Message, PeerSocket, Wake
 from shapestream.transport.memory import ThreadServer
 from shapestream.wire.codec import BadEntry, Codec, codec_of
@@ -53,10 +52,10 @@ from shapestream_engine.machine import engine_and_versions
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.slot import Runner
 
-log = structlog.get_logger()
+log = get_logger()
 
-# Time for the threads to end when they are asked to.
 CLOSE_GRACE_S = 5.0
+"""Seconds for the threads to end when they are asked to, unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,10 +151,12 @@ class SlotThreads:
         costs: Mapping[str, CostTable] | None = None,
         wide: WideForms | None = None,
         dial: Callable[[Wake], BlockingConnection] | None = None,
+        close_s: float = CLOSE_GRACE_S,
     ) -> None:
         """`wide`: the models of one more slot, the wide one, whose number is `slots`.
 
         `dial` makes a slot's connection, on its thread; those of a server's own slots are made by `listen`.
+        `close_s`: seconds for the threads to end when they are asked to.
         """
         self.slots = slots
         self.costs: Mapping[str, CostTable] = costs or {}
@@ -178,6 +179,7 @@ class SlotThreads:
         self._compiled = models
         self._wide: Mapping[str, CompiledModel] = {} if wide is None else wide.models
         self._dial = dial
+        self._close_s = close_s
         self._codec = codec_of(Role.WORKER)
         self._threads: list[_SlotThread] = []
 
@@ -247,12 +249,16 @@ class SlotThreads:
             thread.difference_s = difference_s
 
     async def aclose(self) -> None:
-        """End the threads within a bounded time, also when cancelled; one that hangs is left behind."""
+        """End the threads within a bounded time, also when cancelled. One that hangs is named and left behind."""
         threads, self._threads = self._threads, []
         for thread in threads:
             thread.close()
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_GRACE_S):
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + self._close_s):
             await trio.to_thread.run_sync(_join, threads, abandon_on_cancel=True)
+        for thread in threads:
+            if (model := thread.model) is not None and thread.is_alive():
+                what = f"its call has not ended within {self._close_s:g} s; it ends with the process"
+                log.warning("slot left behind", slot=thread.number, model=model, what=what)
 
 
 def _join(threads: Sequence[_SlotThread]) -> None:
@@ -289,6 +295,8 @@ class _SlotThread(Thread):
         self._closing = False
         self._batch: int | None = None
         """The batch that the thread works on, until its report is sent. The thread's own."""
+        self.model: str | None = None
+        """The model of that batch; the event loop may read it."""
 
     # ---------------------------------------------------------------- for the event loop
 
@@ -397,7 +405,7 @@ class _SlotThread(Thread):
         if PRESENT.debug:
             log.debug("batch received", batch=execute.batch, slot=execute.slot, model=execute.model,
                       sizes=execute.sizes, requests=len(execute.members))  # fmt: skip
-        self._batch = execute.batch
+        self._batch, self.model = execute.batch, execute.model
         report: BatchReport | None
         if execute.slot != self.number or execute.model not in self._models:
             why = f"the server asked slot {self.number} for slot {execute.slot} and model {execute.model!r}"
@@ -406,7 +414,7 @@ class _SlotThread(Thread):
             ahead_s = clock_ahead_s(execute, received_at=received_at, difference_s=self.difference_s)
             report = self.runner.run(execute, ahead_s)
         if self._session is not session:
-            self._batch = None
+            self._batch = self.model = None
             self._tell(SlotIdle(slot=self.number))
             return True
         sent = True
@@ -415,7 +423,7 @@ class _SlotThread(Thread):
                 log.debug("batch ran here", run_s=round(report.run_s, 6), reallocations=report.reallocations,
                           preparations=report.preparations, calls=report.calls, code=report.code)  # fmt: skip
             sent = self._send(socket, session, entry_of_report(report, session=session.number))
-        self._batch = None
+        self._batch = self.model = None
         return sent
 
     def _send(self, socket: BlockingConnection, session: SlotSession, entry: Entry) -> bool:

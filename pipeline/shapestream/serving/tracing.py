@@ -18,7 +18,6 @@ from math import inf
 from typing import Any
 
 import requests
-import structlog
 import trio
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -41,12 +40,12 @@ from shapestream.serving.ends import (
 )
 from shapestream.serving.sessions import Parent, RequestRecord
 from shapestream.serving.stories import Past, Stories
-from shapestream.telemetry.logging import RateLimit
+from shapestream.telemetry.logging import RateLimit, get_logger
 from shapestream.telemetry.runs import Run
 from shapestream.wire.limits import MAX_MESSAGE_CHARACTERS
 from shapestream.wire.tags import TRACEPARENT
 
-log = structlog.get_logger()
+log = get_logger()
 
 INTERVAL_S = 0.2
 """Seconds between two rounds of the thread: one burst of work is cheaper than a wake-up per batch."""

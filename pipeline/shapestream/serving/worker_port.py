@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 
-import structlog
 import trio
 
 from shapestream.errors import ProtocolError
@@ -34,6 +33,7 @@ from shapestream.serving.port_traffic import DEAR, GONE, REJOIN, REJOIN_S, Inbox
 from shapestream.serving.served_models import ServedModels
 from shapestream.serving.workers import ConnectedWorker, Offer, ReportRefused, SlotRecord, WorkerState
 from shapestream.settings import ServerSettings
+from shapestream.telemetry.logging import get_logger
 from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import (
     BatchDone,
@@ -51,7 +51,7 @@ from shapestream.wire.messages import (
     WorkerWelcome,
 )
 
-log = structlog.get_logger()
+log = get_logger()
 
 READ_BURSTS = 8
 # Between the end of a process and its leaving: libzmq's thread reads what it said last, so that a batch which it had

@@ -22,12 +22,11 @@ from enum import Enum
 from math import prod
 from typing import Any, Final
 
-import structlog
-
 from shapestream.scheduling.batches import Batch
 from shapestream.serving.port_traffic import Outgoing, PeerLink
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.slices import Slices
+from shapestream.telemetry.logging import get_logger
 from shapestream.wire.messages import (
     BatchDone,
     BatchFailedEntry,
@@ -46,7 +45,7 @@ from shapestream_engine.ports import OutputPort
 from shapestream_engine.probing.tolerances import OutputTolerance
 from shapestream_engine.signature import ModelSignature
 
-log = structlog.get_logger()
+log = get_logger()
 
 # How long before a slot becomes free its next batch is sent, to be there in time: the event loop's turn, the decision, the
 # sockets and the thread's wake-up. Seen on two busy cores: without prefetch a slot stood still for 0.2 to 0.3 ms between

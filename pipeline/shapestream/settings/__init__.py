@@ -7,7 +7,7 @@ from shapestream.settings.document import (
     WorkerGroupSettings,
     json_schema,
 )
-from shapestream.settings.loader import LoadedSettings, load_models, load_settings
+from shapestream.settings.loader import LoadedSettings, load_models, load_settings, settings_of
 from shapestream.settings.model_settings import (
     BatchingSettings,
     ModelSettings,
@@ -50,4 +50,5 @@ __all__ = [
     "load_models",
     "load_settings",
     "registered_functions",
+    "settings_of",
 ]

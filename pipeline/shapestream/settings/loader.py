@@ -6,7 +6,7 @@ that contradict each other are found when each is valid by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -15,8 +15,10 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from shapestream.errors import ConfigurationError, closest
+from shapestream.settings.chain_settings import ChainSettings
 from shapestream.settings.document import DISAGREEMENT, Settings
 from shapestream.settings.folders import expand_folders
+from shapestream.settings.model_settings import ModelSettings
 from shapestream.settings.text_folder import TextFolder
 from shapestream.settings.values import Section, address_meant, describe
 from shapestream.settings.yaml_source import MAX_BYTES, Location, Place, YamlSource, read_yaml
@@ -139,6 +141,21 @@ def load_models(path: str | Path) -> LoadedSettings:
     if isinstance(source.values, dict):
         source.values = {key: value for key, value in source.values.items() if key == "models"}
     return _loaded(path, source, files_must_exist=True, serves=True)
+
+
+def settings_of(
+    models: Sequence[ModelSettings | Mapping[str, Any]],
+    chains: Sequence[ChainSettings | Mapping[str, Any]] = (),
+) -> LoadedSettings:
+    """Return the settings of models and chains that a program states, as objects or as in a YAML.
+
+    Relative paths start at the working folder. Raises `ConfigurationError` with every problem.
+    """
+    values = {
+        key: [dict(one) if isinstance(one, Mapping) else one for one in stated]
+        for key, stated in (("models", models), ("chains", chains))
+    }
+    return _loaded(Path("in Python"), YamlSource(values=values), files_must_exist=True, serves=False)
 
 
 def _source(path: Path) -> YamlSource:

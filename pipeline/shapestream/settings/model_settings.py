@@ -13,7 +13,15 @@ from math import inf
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
 
 from shapestream.errors import closest, did_you_mean
 from shapestream.settings.values import (
@@ -368,6 +376,28 @@ def registered_functions() -> dict[str, str]:
     return {point.name: point.value.replace(" ", "") for point in entry_points(group=FUNCTIONS_GROUP)}
 
 
+class GivenFunction(str):
+    """The reference `package.module:name` of a function that was given as an object, by the program that serves it."""
+
+    __slots__ = ()
+
+
+def read_function(value: Any, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> str:
+    """Read a function: an object of this program, or its reference as text."""
+    if not callable(value):
+        return str(check(check_function(value, info)))
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    found: Any = None if module == "__main__" else sys.modules.get(module or "")
+    for part in (name or "").split("."):
+        found = getattr(found, part, None)
+    if found is not value:
+        raise wrong(
+            f"the process that proves the model cannot import {name or describe(value)} of {module or 'no module'} "
+            "(define it at the top of a module, a file such as my_models.py beside the program or notebook, and import it)"
+        )
+    return GivenFunction(f"{module}:{name}")
+
+
 def check_function(value: Any, info: ValidationInfo) -> str:
     """Check `package.module:name`, or replace a registered name by it."""
     if isinstance(value, str) and _FUNCTION.fullmatch(value) is not None:
@@ -608,7 +638,7 @@ class ModelSettings(Section):
     """The name that clients use."""
     path: Annotated[str, BeforeValidator(read_model_path)] | None = None
     """IR (.xml), ONNX (.onnx) or an exported program of PyTorch (.pt2), relative to this file."""
-    function: Annotated[str, BeforeValidator(check_function)] | None = None
+    function: Annotated[str, WrapValidator(read_function)] | None = None
     """A NumPy callable instead of `path`: `package.module:name` that an installed package registers, or its name there."""
     tokenizer: TokenizerSettings | None = None
     """A tokenizer.json instead of `path`: texts in, token ids out. With a folder as `path`: options of its tokenizer."""

@@ -166,6 +166,12 @@ _UNITS = {
 _SIZE = re.compile(r"(\d{1,12})\s*([A-Za-z]*)")
 
 
+def spell_bytes(count: int) -> str:
+    """Return the bytes for people, `312 MiB` or `2.5 GiB`; rounded up, so that a setting can hold them."""
+    mebibytes = -(-count // (1 << 20))
+    return f"{mebibytes} MiB" if mebibytes < 10_240 else f"{mebibytes / 1024:.1f} GiB"
+
+
 def read_bytes(value: Any) -> int:
     """Read a number of bytes, or a text such as "256 MiB"."""
     if type(value) is int and value > 0:

@@ -2,6 +2,9 @@
 
 Every process calls `configure` once at its start; `change` follows while it runs. Log lines carry ids, shapes, counts
 and times; a tensor, or any other bytes, that reaches a log call by mistake is replaced by its length.
+
+A server inside another program (`shapestream.local`) has no log of its own. What runs in the context of `in_a_host` writes
+to the standard library's logger `shapestream`, with the host's levels and handlers; structlog stays as the host has it.
 """
 
 from __future__ import annotations
@@ -11,13 +14,12 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import MutableMapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field, is_dataclass
 from math import inf
 from typing import Any, Literal, TextIO, get_args
 
 import structlog
-
-log = structlog.get_logger()
 
 LogFormat = Literal["auto", "json", "pretty"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -82,6 +84,40 @@ def _only_plain_values(
 ) -> MutableMapping[str, Any]:
     """Keep tensors and long texts out of a line: a structlog processor."""
     return {key: value if key == "exc_info" else _plain(value) for key, value in event.items()}
+
+
+_IN_A_HOST = ContextVar("shapestream_in_a_host", default=False)
+HOST_LOGGER = "shapestream"
+"""The standard library's logger of a server inside another program."""
+
+
+def in_a_host() -> None:
+    """Write the log lines of the present context, and of those that are copied from it, to the host's `logging`."""
+    _IN_A_HOST.set(True)
+
+
+def _as_record(
+    logger: object, method: str, event: MutableMapping[str, Any]
+) -> tuple[tuple[str], dict[str, Any]]:
+    """Return a line for `logging`: the event and its facts as text. The last processor of the host's logger."""
+    options = {"exc_info": event.pop("exc_info")} if "exc_info" in event else {}
+    text = "  ".join([str(event.pop("event")), *[f"{name}={value}" for name, value in event.items()]])
+    return (text,), options
+
+
+class _Logger:
+    """The log of a module: structlog's, as the process has configured it, or in a host the host's."""
+
+    def __init__(self) -> None:
+        self._own = structlog.get_logger()
+        self._hosts: Any = structlog.wrap_logger(
+            logging.getLogger(HOST_LOGGER),
+            processors=[structlog.stdlib.filter_by_level, _within_budget, _only_plain_values, _as_record],
+            wrapper_class=structlog.stdlib.BoundLogger,
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._hosts if _IN_A_HOST.get() else self._own, name)
 
 
 class LineBudget:
@@ -161,10 +197,16 @@ class Present:
 
     def look(self) -> None:
         """Update `debug` from structlog, which an embedding process may have configured itself."""
-        self.debug = bool(structlog.get_logger().is_enabled_for(logging.DEBUG))
+        self.debug = bool(log.is_enabled_for(logging.DEBUG))
 
 
 PRESENT = Present()
+log = _Logger()
+
+
+def get_logger() -> Any:
+    """Return the log of a module."""
+    return log
 
 
 def configure(

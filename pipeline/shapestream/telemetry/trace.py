@@ -15,9 +15,8 @@ from pathlib import Path
 from sys import float_info
 from typing import IO, Any, NamedTuple, TypeAlias, cast
 
-import structlog
-
 from shapestream.errors import ConfigurationError
+from shapestream.telemetry.logging import get_logger
 
 TRACE_VERSION = 1
 MAX_LINE = 1 << 20
@@ -299,7 +298,7 @@ def _is_seconds(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value <= float_info.max
 
 
-log = structlog.get_logger()
+log = get_logger()
 
 MAX_REQUESTS = 5_000_000
 """Requests after which a recording ends: about 200 MB as text, 30 MB as .gz."""

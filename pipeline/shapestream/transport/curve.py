@@ -22,19 +22,18 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-import structlog
 import trio
 import zmq
 from zmq.utils import z85
 
 from shapestream.errors import PeerGone
-from shapestream.telemetry.logging import RateLimit
+from shapestream.telemetry.logging import RateLimit, get_logger
 from shapestream.transport.curve_keys import KeyPair
 from shapestream.transport.router import OutboxRoom, RouterSocket
 from shapestream.transport.zeromq import CLOSED, HandshakeFailure, SocketOptions
 from shapestream_engine.layout import Buffer
 
-log = structlog.get_logger()
+log = get_logger()
 
 # Routing ids with remembered keys, the latest: twice the sessions of a server (65,536). CURVE cannot do enough
 # handshakes during a session's permitted silence to displace its key.

@@ -17,10 +17,11 @@ import resource
 import time
 from collections.abc import Callable
 
-import structlog
 import trio
 
-log = structlog.get_logger()
+from shapestream.telemetry.logging import get_logger
+
+log = get_logger()
 
 # Descriptors withheld from connections: those in the listener's queue when its path is hidden, those that arrive
 # between two looks and while the event loop is late, and files that the process opens. 64 were too few for three

@@ -13,7 +13,7 @@ message is appended to a deque, which is atomic. The other side is woken only wh
 
 A side that is about to sleep says so first, and then looks for messages once more. The other side appends first, and then
 looks whether this one sleeps. So one of the two sees the other, and no message is left behind. Neither side keeps a bound: a
-slot has at most two batches, and a report of each.
+slot has at most two batches, and a report of each. Clients in other threads have bounds (crossing.py).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CAPACITY_MESSAGES = 1024
 T = TypeVar("T")
 
 
-def _as_received(frames: Sequence[Buffer]) -> Message:
+def as_received(frames: Sequence[Buffer]) -> Message:
     """Return the frames as the other side gets them from ZeroMQ: small ones copied, large ones shared."""
     received: Message = []
     for frame in frames:
@@ -208,7 +208,7 @@ class MemoryServer(LocalServer):
             raise PeerGone(f"no peer {peer!r} at this memory endpoint")
         if len(connection._messages) >= self.endpoint.capacity_messages:
             raise OutboxFull(f"peer {peer!r} has {self.endpoint.capacity_messages} messages unread")
-        connection._put(_as_received(frames))
+        connection._put(as_received(frames))
 
     def cut_off(self, peer: bytes) -> None:
         """Ignore this peer from now on."""
@@ -250,7 +250,7 @@ class MemoryConnection(MemorySocket[Message]):
             return
         if self._unread + len(self._unsent) >= self._endpoint.capacity_messages:
             raise trio.WouldBlock
-        self._unsent.append(_as_received(frames))
+        self._unsent.append(as_received(frames))
         self._flush()
 
     def wait(self, wake: Wake, timeout_s: float, *, for_room: bool) -> bool:
@@ -358,9 +358,13 @@ class ThreadServer(LocalServer):
         """Take a message, in the sender's thread."""
         if peer in self._threads:
             self._messages.append((peer, list(frames)))
-            if self._asleep:
-                self._asleep = False
-                self._wake.set()
+            self._wake_up()
+
+    def _wake_up(self) -> None:
+        """Wake the loop if it sleeps, in any thread."""
+        if self._asleep:
+            self._asleep = False
+            self._wake.set()
 
 
 class ThreadConnection:

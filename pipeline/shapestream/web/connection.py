@@ -30,9 +30,9 @@ from functools import partial
 from termios import FIONREAD
 
 import numpy as np
-import structlog
 import trio
 
+from shapestream.telemetry.logging import get_logger
 from shapestream.web.answers import CONTINUE, answer_bytes, error_answer
 from shapestream.web.content_coding import decoded
 from shapestream.web.ending import ServerEnd
@@ -49,7 +49,7 @@ from shapestream.web.parser import ChunkedBodyParser, HeadParser
 from shapestream.web.quotas import BeyondQuota, Quotas
 from shapestream.web.turns import LoopTurns
 
-log = structlog.get_logger()
+log = get_logger()
 
 READ_BYTES = 64 * 1024
 """Most bytes that are read of requests before they are looked at."""

@@ -23,16 +23,16 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from math import inf
 
-import structlog
 import trio
 
+from shapestream.telemetry.logging import get_logger
 from shapestream.web.connection import LAST_WORDS_S, ConnectionPhase, HttpConnection, HttpStream, wire_of
 from shapestream.web.ending import ServerEnd
 from shapestream.web.messages import Admission, Admitted, Handler, HttpError, HttpLimits
 from shapestream.web.quotas import Quotas
 from shapestream.web.turns import LoopTurns
 
-log = structlog.get_logger()
+log = get_logger()
 
 LOOK_S = 1.0
 """Seconds between two looks for connections whose time is over: so much later than said it ends at most."""

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import pytest
 import trio
 
+from shapestream.transport.crossing import CrossingServer
 from shapestream.transport.curve import (
     KeyRing,
     KeyRole,
@@ -47,7 +48,7 @@ def _protected(count: int) -> tuple[RouterSocket, list[DealerSocket]]:
 OpenLink: TypeAlias = Callable[[int], AbstractAsyncContextManager[Link]]
 
 
-@pytest.fixture(params=["memory", "ipc", "tcp", "curve"])
+@pytest.fixture(params=["memory", "crossing", "ipc", "tcp", "curve"])
 def open_link(request: pytest.FixtureRequest, tmp_path: Path) -> OpenLink:
     """Opens a server with so many connections, over each transport in turn."""
 
@@ -58,6 +59,9 @@ def open_link(request: pytest.FixtureRequest, tmp_path: Path) -> OpenLink:
         if request.param == "memory":
             memory = memory_server()
             server, connections = memory, [memory.connect() for _ in range(count)]
+        elif request.param == "crossing":
+            crossing = CrossingServer()
+            server, connections = crossing, [crossing.connect() for _ in range(count)]
         else:
             router, dealers = _protected(count) if request.param == "curve" else _plain(count)
             router.bind(f"ipc://{tmp_path}/s" if request.param == "ipc" else "tcp://127.0.0.1:*")

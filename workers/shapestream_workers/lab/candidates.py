@@ -24,12 +24,12 @@ import numpy as np
 import yaml
 
 from shapestream.errors import ConfigurationError
+from shapestream.loading.models import slots_and_threads
 from shapestream.scheduling.boundaries import BoundaryChoices, columns_of
 from shapestream.settings.loader import LoadedSettings, leaves, load_settings
 from shapestream.settings.model_settings import ModelSettings
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_engine.signature import ModelSignature
-from shapestream_workers.models import slots_and_threads
 
 MOST_PLACEMENTS = 12
 """Placements tried on machines with many CPUs: those nearest to one slot for two CPUs."""

@@ -23,13 +23,13 @@ import trio
 from shapestream.client.async_face import Client
 from shapestream.client.trio_client import connect
 from shapestream.errors import ConfigurationError, RequestError, Unavailable
+from shapestream.loading.proof import probe_options
 from shapestream.settings import ModelSettings
 from shapestream.telemetry.trace import TraceReader, TraceRequest
 from shapestream_engine.arrays import arrays_of
 from shapestream_engine.probing.examination import values_of
 from shapestream_engine.probing.inputs import complete_values, make_request
 from shapestream_engine.signature import ModelSignature
-from shapestream_workers.proof import probe_options
 
 GRACE_S = 5.0
 """Time from SIGTERM to SIGKILL."""

@@ -202,8 +202,8 @@ def _models_of_file(
     loaded: LoadedSettings, dimensions: Dimensions
 ) -> tuple[tuple[ModelProfile, ...], dict[str, RoundUp]]:
     """Return the models as the server of this file knows them, and the rounding of their strategies."""
+    from shapestream.loading.models import read_signatures
     from shapestream.serving.served_models import ServedModel
-    from shapestream_workers.models import read_signatures
 
     settings = loaded.settings.models_by_name
     served = {
@@ -235,7 +235,7 @@ def _slots(options: SimulateOptions, loaded: LoadedSettings | None) -> tuple[int
     """Return the number of slots, and of slots per worker."""
     slots, per_worker = options.slots, options.slots_per_worker
     if loaded is not None and loaded.settings.models:
-        from shapestream_workers.models import slots_and_threads
+        from shapestream.loading.models import slots_and_threads
 
         settings = loaded.settings
         processes = max(1, sum(group.count for group in settings.worker_groups))

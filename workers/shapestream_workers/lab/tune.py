@@ -19,8 +19,11 @@ import trio
 import typer
 
 from shapestream.errors import ConfigurationError, ShapestreamError
+from shapestream.loading.models import model_spec, read_signatures, slots_and_threads
+from shapestream.loading.proof import chosen_engine, try_model
 from shapestream.serving.served_models import ServedModel
 from shapestream.settings import LoadedSettings, load_settings
+from shapestream.settings.values import spell_bytes
 from shapestream.telemetry.logging import configure
 from shapestream.telemetry.trace import TraceReader
 from shapestream_engine.machine import available_cpus
@@ -38,10 +41,7 @@ from shapestream_workers.lab.candidates import (
 from shapestream_workers.lab.options import TuneOptions
 from shapestream_workers.lab.race import CandidateRun, Race, choose, finalists
 from shapestream_workers.lab.serving import InputMaker, read_requests
-from shapestream_workers.models import model_spec, read_signatures, slots_and_threads
 from shapestream_workers.printing import table_of
-from shapestream_workers.proof import chosen_engine, try_model
-from shapestream_workers.upkeep import spell_bytes
 
 PRECISION_S = 2.0
 """Seconds that a precision is measured that no option names."""

@@ -18,6 +18,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -198,8 +199,10 @@ class _Threads:
     def __init__(self, number: int, work: Callable[[], None]) -> None:
         self._work = work
         self.faults: list[Exception] = []
+        # Each in a copy of this context, which decides where log lines go.
         self._threads = [
-            threading.Thread(target=self._run, name=f"trial {n}", daemon=True) for n in range(1, number + 1)
+            threading.Thread(target=copy_context().run, args=(self._run,), name=f"trial {n}", daemon=True)
+            for n in range(1, number + 1)
         ]
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""Compile models by their settings, with errors that point into the YAML.
+"""Compile models by their settings, and hold chains against them, with errors that point into the YAML.
 
 Trust in models: files whose digest the configuration states, and functions that an installed package registers.
 
@@ -8,22 +8,31 @@ that registers it,
     [project.entry-points."shapestream.functions"]
     rank = "acme_ranking.serving:rank"
 
-or the option `--any-function` of the user who starts the process. The setting `server.model_root` limits where files may
-be. None of this makes a hostile model harmless: an engine runs the files that it loads.
+or the function itself, given as an object by the program (`shapestream.local`), or the option `--any-function` of the user
+who starts the process. The setting `server.model_root` limits where files may be. None of this makes a hostile model
+harmless: an engine runs the files that it loads.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import structlog
-
+from shapestream.chains.plan import Chain, ChainRefused, plan_chain
 from shapestream.errors import ConfigurationError
+from shapestream.loading.proof import (
+    Judgement,
+    chosen_engine,
+    may_share,
+    rows_together,
+    try_model,
+    without_padding,
+)
+from shapestream.loading.trials import News, side_by_side
 from shapestream.settings import (
     InProcessSettings,
     LoadedSettings,
@@ -34,6 +43,8 @@ from shapestream.settings import (
     WorkerGroupSettings,
     registered_functions,
 )
+from shapestream.settings.model_settings import GivenFunction
+from shapestream.telemetry.logging import get_logger
 from shapestream_engine.batch_axis import states_batch
 from shapestream_engine.compiled_model import CompiledModel, PreparedLimits
 from shapestream_engine.errors import EngineError, ModelLoadError, RuleMissing
@@ -52,17 +63,8 @@ from shapestream_engine.probe import Watch
 from shapestream_engine.shapes import BATCH
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.strategy import Strategy
-from shapestream_workers.proof import (
-    Judgement,
-    chosen_engine,
-    may_share,
-    rows_together,
-    try_model,
-    without_padding,
-)
-from shapestream_workers.trials import News, side_by_side
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 def slots_and_threads(settings: Settings, model: str) -> tuple[int, int]:
@@ -126,7 +128,7 @@ def model_spec(model: ModelSettings) -> ModelSpec:
     spec = ModelSpec(
         name=model.name,
         path=None if model.file is None else Path(model.file),
-        function=model.function,
+        function=None if model.function is None else str(model.function),
         engine=model.only_engine,
         device=model.device,
         inputs={name: InputSpec(**dict(port)) for name, port in model.inputs.items()},
@@ -348,6 +350,25 @@ def problem_of(loaded: LoadedSettings, model: ModelSettings, error: EngineError)
     return loaded.problem(loaded.source.written(location), str(error))
 
 
+def plan_chains(loaded: LoadedSettings, signatures: Mapping[str, ModelSignature]) -> list[Chain]:
+    """Return the chains. Raises `ConfigurationError` with a line for each mistake.
+
+    A chain whose models are not all here is left out: what is wrong with them has been said.
+    """
+    chains: list[Chain] = []
+    problems: list[str] = []
+    for index, settings in enumerate(loaded.settings.chains):
+        if any(stage.model not in signatures for stage in settings.stages):
+            continue
+        try:
+            chains.append(plan_chain(settings.spec(), signatures))
+        except ChainRefused as error:
+            problems += [loaded.problem(("chains", index, *key), words) for key, words in error.problems]
+    if problems:
+        raise ConfigurationError(problems)
+    return chains
+
+
 # ---------------------------------------------------------------- trust
 
 ENVIRONMENT = "SHAPESTREAM_ANY_FUNCTION"
@@ -369,7 +390,7 @@ def require_trusted(model: ModelSettings) -> str | None:
     Raises `Distrusted` for a function that is neither registered nor allowed, and for files of other bytes than the
     configuration says, `ModelLoadError` for files that cannot be read.
     """
-    if model.function is not None:
+    if model.function is not None and not isinstance(model.function, GivenFunction):
         _require_registered(model.function)
     if model.file is None:
         return None

@@ -25,10 +25,13 @@ from math import prod
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-import structlog
-
+from shapestream.loading.models import model_spec, require_trusted
+from shapestream.loading.proof import probe_options
+from shapestream.loading.trials import WITH_NOBODY, Measuring
 from shapestream.serving.slot_threads import WideForms
 from shapestream.settings import ModelSettings
+from shapestream.settings.values import spell_bytes
+from shapestream.telemetry.logging import get_logger
 from shapestream_engine.calibration import CostCache, calibrate, cost_key
 from shapestream_engine.comparison import Variant, compare_speed, differing_output
 from shapestream_engine.compiled_model import CompiledModel
@@ -37,12 +40,8 @@ from shapestream_engine.errors import EngineError, ModelLoadError
 from shapestream_engine.machine import memory_bytes, resident_bytes
 from shapestream_engine.model_files import files_of_model
 from shapestream_engine.probing.examination import values_of
-from shapestream_workers.models import model_spec, require_trusted
-from shapestream_workers.proof import probe_options
-from shapestream_workers.trials import WITH_NOBODY, Measuring
-from shapestream_workers.upkeep import spell_bytes
 
-log = structlog.get_logger()
+log = get_logger()
 
 Wish: TypeAlias = Literal["auto"] | bool
 

@@ -1,0 +1,1 @@
+"""From a configuration to compiled models: proved, measured, and on slots of this process."""
