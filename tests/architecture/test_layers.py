@@ -35,6 +35,8 @@ OPTIONAL = {
         "pipeline/shapestream/gateway/grpc_service.py",
     ),
     "prometheus_client": "pipeline/shapestream/serving/admin_pages.py",
+    "pyarrow": "workers/shapestream_workers/offline/tables.py",
+    "PIL": "workers/shapestream_workers/offline/pictures.py",
     "opentelemetry": (
         "pipeline/shapestream/serving/tracing.py",
         "pipeline/shapestream/client/tickets.py",
@@ -154,6 +156,7 @@ STARTED = [
             "health",
             "stats",
             "target",
+            "offline.job",
         )
     ],
 ]

@@ -170,6 +170,7 @@ def test_every_command_is_documented() -> None:
         "infer",
         "models",
         "prepare",
+        "run",
         "stats",
         "top",
         "tune",

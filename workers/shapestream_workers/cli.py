@@ -315,6 +315,102 @@ def infer(
 
 
 @app.command()
+def run(
+    config: Config,
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model or a chain of it.", show_default=False)
+    ],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="INPUT",
+            help="A folder of .npy, .npz or pictures; .parquet, .arrow, .jsonl, or a folder of them.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Argument(metavar="OUTPUT", help="The results: a .parquet or .npz file.", show_default=False),
+    ],
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="INPUT=COLUMN", help="The column of an input. Default: the input's name. Repeatable."
+        ),
+    ] = None,
+    picture: Annotated[
+        str, typer.Option(metavar="MODE,LAYOUT", help="Pictures as u8: rgb, bgr or l (grey), and hwc or chw.")
+    ] = "rgb,hwc",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a run that ended early (OUTPUT.parts).")
+    ] = False,
+    cpus: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="CPUs that the model uses. Default: all.")
+    ] = None,
+    in_flight: Annotated[
+        int, typer.Option(min=1, max=65536, metavar="N", help="Rows under way at a time.")
+    ] = 256,
+    deadline: Annotated[
+        float | None,
+        typer.Option(min=0.0, metavar="SECONDS", help="Time for each row, from when it is sent."),
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Use a running server, in place of the model in this process."),
+    ] = None,
+    timeout: Timeout = 10.0,
+    key: Key = None,
+    server_key: ServerKey = None,
+    any_function: AnyFunction = False,
+    as_json: Json = False,
+) -> None:
+    """Run a model of CONFIG over files, in order.
+
+    What is done is kept in OUTPUT.parts until the end. Rows that fail have their error in the results, and the status is 1.
+    """
+    _allow(any_function)
+    with reported(as_json=as_json):
+        configure("warning", "auto")
+        from shapestream_workers.offline.job import Job
+        from shapestream_workers.offline.job import run as run_job
+        from shapestream_workers.offline.pictures import PictureFormat
+
+        try:
+            pictures = PictureFormat.parse(picture)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--picture") from None
+        job = Job(
+            loaded=load_settings(config, serves=False, files_must_exist=server is None),
+            model=model,
+            input=source,
+            output=output,
+            columns=_named("--column", column),
+            pictures=pictures,
+            in_flight=in_flight,
+            deadline_s=deadline,
+            cpus=cpus,
+            resume=resume,
+            server=None if server is None else server_access(server, timeout, key, server_key),
+        )
+        done = run_job(job)
+        print_answer(
+            [f"{done.rows} rows in {output}, {done.failed} of them failed"], done.to_dict(), as_json=as_json
+        )
+        if done.failed:
+            first = "" if done.first_error is None else f"; {done.first_error}"
+            typer.echo(f"{done.failed} of {done.rows} rows failed{first}", err=True)
+    raise typer.Exit(EXIT_RUNTIME if done.failed else EXIT_OK)
+
+
+def _named(option: str, texts: list[str] | None) -> dict[str, str]:
+    """Read NAME=VALUE."""
+    named = [text.partition("=") for text in texts or ()]
+    if not all(name and value for name, _, value in named):
+        raise typer.BadParameter(f"{option} is INPUT=COLUMN")
+    return {name: value for name, _, value in named}
+
+
+@app.command()
 def models(
     target: Target,
     costs: Annotated[
