@@ -9,8 +9,9 @@ import pytest
 import trio
 import trio.testing
 
+from shapestream.settings.values import spell_bytes
 from shapestream_engine.machine import resident_bytes
-from shapestream_workers.upkeep import spell_bytes, watch_memory
+from shapestream_workers.upkeep import watch_memory
 
 MIB = 1 << 20
 

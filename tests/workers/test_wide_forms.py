@@ -11,9 +11,9 @@ import openvino as ov
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from openvino import opset13 as ops
-from shapestream.loading.models import compile_models
 from structlog.testing import capture_logs
 
+from shapestream.loading.models import compile_models
 from shapestream.loading.wide_forms import Wish, wide_forms
 from shapestream.serving.slot_threads import WideForms
 from shapestream.settings import load_settings

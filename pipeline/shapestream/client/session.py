@@ -144,6 +144,8 @@ class Session:
         self._link = Link(settings, now)
         self.in_flight = InFlight(client)
         self._epoch: bytes | None = None
+        self._here_since = -math.inf
+        """When the server of the last welcome was first seen; a connection that breaks changes nothing about it."""
         self._alone: int | None = None
         """The number of the request that runs alone at the server, as that has said."""
         self._leaves = False
@@ -416,7 +418,7 @@ class Session:
             self._alone, self._welcomed_at = None, self._place
             if not self._others:  # of several servers, this one may have had higher numbers before
                 self.in_flight.highest_sent = 0
-            self._epoch = entry.epoch
+            self._epoch, self._here_since = entry.epoch, now
         self._leaves = False
         if anew:
             self._link.guess_one_way(now)
@@ -449,7 +451,7 @@ class Session:
         Those that the last server is spared end, if others were looked for in vain.
         """
         self._look_at = math.inf
-        for ticket in self.in_flight.put_off(self._place, self._others, now):
+        for ticket in self.in_flight.put_off(self._place, self._others, self._here_since, now):
             if ticket.looked:
                 self._poisoned(ticket, LAST_SERVER, now)
             else:

@@ -173,8 +173,10 @@ class Arm:
         """Slots of its server, as that said; 1 where it does not tell this client."""
         self.sized_at = -math.inf
         """When it was last asked for them."""
-        self.open_since = math.inf
-        """When its server was first seen to take requests, since it last did not."""
+        self.is_open = False
+        """Whether its server takes requests, as the router saw it last."""
+        self.here_since = math.inf
+        """When its server was first seen; a connection that breaks changes nothing about it."""
         self.epoch: bytes | None = None
         self.asked: dict[str, tuple[Asked, float]] = {}
         """The models that it was asked for, with the answers and the times."""
@@ -422,15 +424,12 @@ class SpreadCore:
             if not arm.thread.is_alive():
                 arm.thread.check()  # a defect: it ends the client
             if arm.epoch != arm.core.epoch:
-                arm.epoch, arm.open_since = arm.core.epoch, math.inf
-            if not arm.core.takes_requests:
-                arm.open_since = math.inf
-                if not arm.is_named and not arm.hops:
-                    arm.core.stop()
-                    del self._arms[arm.address]
-            elif arm.open_since == math.inf:
-                arm.open_since, arm.sized_at = now, -math.inf
-            if arm.open_since < math.inf and now >= arm.sized_at + SIZE_S:
+                arm.epoch, arm.here_since, arm.sized_at = arm.core.epoch, now, -math.inf
+            arm.is_open = arm.core.takes_requests
+            if not (arm.is_open or arm.is_named or arm.hops):
+                arm.core.stop()
+                del self._arms[arm.address]
+            elif arm.is_open and now >= arm.sized_at + SIZE_S:
                 arm.sized_at = now
                 self._ask_arm(arm, Asked(StatisticsTicket(cast("Owner", None)), self._back))
         if self._open_arms():
@@ -442,7 +441,7 @@ class SpreadCore:
         """Return the arms whose servers take requests; of two to one server, the first."""
         found: dict[bytes | None, Arm] = {}
         for arm in self._arms.values():
-            if arm.open_since < math.inf:
+            if arm.is_open:
                 found.setdefault(arm.epoch, arm)
         return list(found.values())
 
@@ -541,7 +540,7 @@ class SpreadCore:
         """Tell whether a server may get a request of which a loss was counted: it has settled, and is not the last one."""
         others = {other.place for other in self._arms.values()} - {arm.place}
         is_last = bool(others) and arm.place not in route.lost_at and others <= route.lost_at
-        return not is_last and now >= arm.open_since + SETTLED_S
+        return not is_last and now >= arm.here_since + SETTLED_S
 
     def _hopeless(self, route: Route, arms: list[Arm]) -> RequestError | None:
         """Return the error of a request that no server which is here will ever take; None where one may."""

@@ -580,10 +580,10 @@ class InFlight:
                 guilty.append(ticket)
         return guilty
 
-    def put_off(self, place: int, others: int, now: float) -> list[RequestTicket]:
-        """Put off the waiting requests of which a loss was counted, for a server at this place that has just come.
+    def put_off(self, place: int, others: int, since: float, now: float) -> list[RequestTicket]:
+        """Put off the waiting requests of which a loss was counted, for a server at this place, which is there `since` then.
 
-        They wait for `SETTLED_S`. If a server vanished with them at each of the `others`, besides this place, this one is
+        They wait until it was there for `SETTLED_S`. If a server vanished with them at each of the `others`, besides this place, this one is
         spared: if they are to blame, no server is left after the next loss. Return those that are not sent here at all.
         """
         for ticket in self.waiting.values():
@@ -593,7 +593,7 @@ class InFlight:
             elif others and place not in lost_at and len(lost_at) >= others:
                 ticket.not_before = math.inf
             else:
-                ticket.not_before = now + SETTLED_S
+                ticket.not_before = since + SETTLED_S
         self.note_put_off(now)
         return self.spared()
 

@@ -179,6 +179,21 @@ def test_a_request_of_which_a_loss_was_counted_waits_until_its_server_has_settle
     assert {1: "1"} == suspects(bench.sent())
 
 
+def test_a_server_has_settled_although_its_connection_breaks() -> None:
+    """On a way that breaks every few seconds the request would wait for ever."""
+    bench = Bench()
+    ask(bench, 1)
+    run_alone(bench, 1)
+    vanish(bench, b"b")
+    for _ in range(2):
+        assert [] == sequences(bench.sent())
+        bench.now += SETTLED_S / 2
+        bench.receive(Unknown())  # the same server, to which this client is a new one
+        bench.turn()
+        bench.come_back(epoch=b"b")
+    assert {1: "1"} == suspects(bench.sent())
+
+
 def test_what_must_not_run_twice_is_lost_with_its_server() -> None:
     """It is not sent again, as a suspect or otherwise."""
     bench = Bench()
