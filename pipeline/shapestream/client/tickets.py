@@ -583,8 +583,9 @@ class InFlight:
     def put_off(self, place: int, others: int, since: float, now: float) -> list[RequestTicket]:
         """Put off the waiting requests of which a loss was counted, for a server at this place, which is there `since` then.
 
-        They wait until it was there for `SETTLED_S`. If a server vanished with them at each of the `others`, besides this place, this one is
-        spared: if they are to blame, no server is left after the next loss. Return those that are not sent here at all.
+        They wait until it was there for `SETTLED_S`. If a server vanished with them at each of the `others`, besides this
+        place, this one is spared: if they are to blame, no server is left after the next loss. Return those that are not
+        sent here at all.
         """
         for ticket in self.waiting.values():
             lost_at = ticket.lost_at
