@@ -14,6 +14,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "hosts.md").read_text(encoding="utf
 def rows() -> dict[str, str]:
     """The meaning of each key in the page's table."""
     _, _, table = PAGE.partition("### Which key does what in a program\n")
+    table = table.partition("\n## ")[0]
     found = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
     return {key: meaning.strip() for keys, meaning in found for key in re.findall(r"`([^`]+)`", keys)}
 
@@ -28,4 +29,4 @@ def test_each_key_has_a_row() -> None:
 def test_those_that_are_ignored_are_named_by_the_log_and_no_others() -> None:
     """The table and the warning say the same."""
     assert sorted(IGNORED) == sorted(key for key, meaning in rows().items() if meaning.startswith("ignored"))
-    assert {"slots", "threads", "memory_limit"} == set(InProcessSettings.file_keys())
+    assert {"slots", "threads", "memory_limit", "wide"} == set(InProcessSettings.file_keys())
