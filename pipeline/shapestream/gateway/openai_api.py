@@ -12,19 +12,19 @@ from typing import Any
 
 from shapestream.errors import ModelError, Overloaded, RequestError
 from shapestream.gateway.errors import OWN_ID, STATUSES, UnknownModel, WrongField, http_error
-from shapestream.gateway.json_text import dropped_after, read_object, type_name, write_json
+from shapestream.gateway.json_text import type_name, write_json
 from shapestream.gateway.text_bodies import (
-    FEWER_TEXTS,
     Matrix,
     Texts,
     TokenLists,
     VectorForm,
     read_dimensions,
     read_texts,
+    reads_object,
     written_rows,
 )
 from shapestream.slices import Slices
-from shapestream.web.messages import Buffer, HttpError, HttpResponse
+from shapestream.web.messages import HttpError, HttpResponse
 from shapestream_engine.layout import value
 
 OWNER = "shapestream"
@@ -52,16 +52,12 @@ class EmbeddingsRequest:
     form: VectorForm
 
 
-def read_request(body: Buffer) -> Slices[EmbeddingsRequest]:
-    """Read the body of a request. Raises `HttpError` for one that is no JSON, and `WrongField`.
+@reads_object
+def read_request(content: dict[str, Any]) -> Slices[EmbeddingsRequest]:
+    """Read the body of a request. Raises `WrongField`.
 
     `user`, and fields that OpenAI's API does not have, are ignored.
     """
-    content = yield from read_object(body, FEWER_TEXTS)
-    return (yield from dropped_after(len(body), content, _request_of(content)))
-
-
-def _request_of(content: dict[str, Any]) -> Slices[EmbeddingsRequest]:
     model = content.get("model")
     if not isinstance(model, str):
         raise WrongField("model", f'"model" is the name of a model, not {type_name(model)}')

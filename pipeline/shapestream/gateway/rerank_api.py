@@ -9,19 +9,19 @@ from __future__ import annotations
 from typing import Any
 
 from shapestream.gateway.errors import OWN_ID, WrongField
-from shapestream.gateway.json_text import dropped_after, read_object, type_name, write_json
-from shapestream.gateway.text_bodies import FEWER_TEXTS, Matrix, read_flag
+from shapestream.gateway.json_text import type_name, write_json
+from shapestream.gateway.text_bodies import Matrix, read_flag, reads_object
 from shapestream.gateway.text_scores import (
-    SLICE_SCORES,
     Pairs,
     finite,
     probabilities,
     ranked,
     read_list,
     read_text,
+    written,
 )
 from shapestream.slices import Slices
-from shapestream.web.messages import Buffer, HttpResponse
+from shapestream.web.messages import HttpResponse
 from shapestream_engine.layout import value
 
 LENGTHS = ("max_tokens_per_doc", "max_chunks_per_doc")
@@ -39,16 +39,9 @@ class RankingRequest:
     return_documents: bool
 
 
-def read_ranking(body: Buffer) -> Slices[RankingRequest]:
-    """Read the body of a request. Raises `HttpError` for one that is no JSON, and `WrongField`.
-
-    Fields that neither API has are ignored.
-    """
-    content = yield from read_object(body, FEWER_TEXTS)
-    return (yield from dropped_after(len(body), content, _ranking(content)))
-
-
-def _ranking(content: dict[str, Any]) -> Slices[RankingRequest]:
+@reads_object
+def read_ranking(content: dict[str, Any]) -> Slices[RankingRequest]:
+    """Read the body of a request. Raises `WrongField`. Fields that neither API has are ignored."""
     top_n = content.get("top_n")
     if top_n is not None and (type(top_n) is not int or top_n < 1):
         raise WrongField("top_n", '"top_n" is an integer from 1 on')
@@ -87,17 +80,13 @@ def ranking_response(
     """Return the number and the probability of each text, the best one first, written in slices."""
     scores = probabilities(finite(logits))[:, 0]
     order = ranked(scores)[: request.top_n]
-    pieces: list[Buffer] = []
-    for begin in range(0, len(order), SLICE_SCORES):
-        results: list[dict[str, Any]] = [
-            {"index": index, "relevance_score": scores[index]}
-            for index in order[begin : begin + SLICE_SCORES]
-        ]
-        if request.return_documents:
-            for result in results:
-                result["document"] = {"text": request.pairs.texts[result["index"]]}
-        pieces += (b"," if begin else b"", write_json(results)[1:-1])
-        yield
+
+    def result(place: int) -> dict[str, Any]:
+        index = order[place]
+        document = {"document": {"text": request.pairs.texts[index]}} if request.return_documents else {}
+        return {"index": index, "relevance_score": scores[index], **document}
+
+    pieces = yield from written(result, len(order))
     told = {
         "id": request_id,
         "model": request.model,

@@ -31,9 +31,8 @@ from shapestream.gateway.errors import (
     WrongField,
     http_error,
 )
-from shapestream.gateway.json_text import dropped_after, read_object, type_name, write_json
+from shapestream.gateway.json_text import type_name
 from shapestream.gateway.text_bodies import (
-    FEWER_TEXTS,
     MOST_TEXTS,
     Matrix,
     Texts,
@@ -42,20 +41,21 @@ from shapestream.gateway.text_bodies import (
     read_dimensions,
     read_flag,
     read_texts,
+    reads_object,
     written_rows,
 )
 from shapestream.gateway.text_ports import ScorePorts
 from shapestream.gateway.text_scores import (
-    SLICE_SCORES,
     Pairs,
     finite,
     probabilities,
     ranked,
     read_list,
     read_text,
+    written,
 )
 from shapestream.slices import Slices
-from shapestream.web.messages import Buffer, HttpError, HttpResponse
+from shapestream.web.messages import HttpError, HttpResponse
 from shapestream_engine.layout import value
 
 TEI_STATUSES = {
@@ -81,16 +81,12 @@ class EmbedRequest:
     """False: a text that is too long is refused. Else the tokenizer's settings decide."""
 
 
-def read_embed(body: Buffer) -> Slices[EmbedRequest]:
-    """Read the body of a request. Raises `HttpError` for one that is no JSON, and `WrongField`.
+@reads_object
+def read_embed(content: dict[str, Any]) -> Slices[EmbedRequest]:
+    """Read the body of a request. Raises `WrongField`.
 
     Vectors have length 1 unless `normalize` is false.
     """
-    content = yield from read_object(body, FEWER_TEXTS)
-    return (yield from dropped_after(len(body), content, _embed(content)))
-
-
-def _embed(content: dict[str, Any]) -> Slices[EmbedRequest]:
     truncate = _truncate(content)
     normalize = read_flag(content, "normalize")
     form = VectorForm(dimensions=read_dimensions(content), normalize=normalize is not False)
@@ -116,13 +112,9 @@ class PredictRequest:
     """False: one text, or one pair, and the answer is no list of answers."""
 
 
-def read_rerank(body: Buffer) -> Slices[RerankRequest]:
-    """Read the body of a request. Raises `HttpError` for one that is no JSON, and `WrongField`."""
-    content = yield from read_object(body, FEWER_TEXTS)
-    return (yield from dropped_after(len(body), content, _rerank(content)))
-
-
-def _rerank(content: dict[str, Any]) -> Slices[RerankRequest]:
+@reads_object
+def read_rerank(content: dict[str, Any]) -> Slices[RerankRequest]:
+    """Read the body of a request. Raises `WrongField`."""
     texts = read_list(content, "texts")
     if set(map(type, texts)) != {str}:
         raise WrongField("texts", '"texts" is a list of texts, and of nothing else')
@@ -134,16 +126,12 @@ def _rerank(content: dict[str, Any]) -> Slices[RerankRequest]:
     )
 
 
-def read_predict(body: Buffer) -> Slices[PredictRequest]:
-    """Read the body of a request. Raises `HttpError` for one that is no JSON, and `WrongField`.
+@reads_object
+def read_predict(content: dict[str, Any]) -> Slices[PredictRequest]:
+    """Read the body of a request. Raises `WrongField`.
 
     `inputs` is a text, a list with a text or with the two of a pair, or a list of such lists.
     """
-    content = yield from read_object(body, FEWER_TEXTS)
-    return (yield from dropped_after(len(body), content, _predict(content)))
-
-
-def _predict(content: dict[str, Any]) -> Slices[PredictRequest]:
     inputs = content.get("inputs")
     is_list = isinstance(inputs, list) and bool(inputs) and not isinstance(inputs[0], str)
     rows = read_list(content, "inputs") if is_list else [[inputs] if isinstance(inputs, str) else inputs]
@@ -196,13 +184,9 @@ def _truncate(content: dict[str, Any]) -> bool | None:
     return truncate
 
 
-def read_tokenize(body: Buffer) -> Slices[Texts]:
-    """Read the body of `POST /tokenize`. Raises `HttpError` for one that is no JSON, and `WrongField`."""
-    content = yield from read_object(body, FEWER_TEXTS)
-    return (yield from dropped_after(len(body), content, _tokenize(content)))
-
-
-def _tokenize(content: dict[str, Any]) -> Slices[Texts]:
+@reads_object
+def read_tokenize(content: dict[str, Any]) -> Slices[Texts]:
+    """Read the body of `POST /tokenize`. Raises `WrongField`."""
     if read_flag(content, "add_special_tokens") is False:
         raise WrongField(
             "add_special_tokens", '"add_special_tokens" is the tokenizer\'s setting here: leave it out'
@@ -246,17 +230,14 @@ def rerank_response(request: RerankRequest, logits: Matrix, request_id: str) -> 
     """Return the number and the score of each text, the best one first, written in slices."""
     scores = finite(logits) if request.raw_scores else probabilities(finite(logits))
     order = ranked(scores[:, 0])
-    pieces: list[Buffer] = []
-    for begin in range(0, len(order), SLICE_SCORES):
-        results = [
-            {"index": index, "score": scores[index, 0]} for index in order[begin : begin + SLICE_SCORES]
-        ]
-        if request.return_text:
-            for result in results:
-                result["text"] = request.pairs.texts[result["index"]]
-        pieces += (b"," if begin else b"[", write_json(results)[1:-1])
-        yield
-    return HttpResponse(body=(*pieces, b"]"), headers=((OWN_ID, request_id),))
+
+    def result(place: int) -> dict[str, Any]:
+        index = order[place]
+        text = {"text": request.pairs.texts[index]} if request.return_text else {}
+        return {"index": index, "score": scores[index, 0], **text}
+
+    pieces = yield from written(result, len(order))
+    return HttpResponse(body=(b"[", *pieces, b"]"), headers=((OWN_ID, request_id),))
 
 
 def predict_response(
@@ -265,15 +246,12 @@ def predict_response(
     """Return the labels of each text with their scores, the best one first, written in slices."""
     scores = finite(logits) if request.raw_scores else probabilities(finite(logits))
     known = labels_of(labels, scores.shape[1])
-    rows = max(1, SLICE_SCORES // scores.shape[1])
-    pieces: list[Buffer] = []
-    for begin in range(0, len(scores), rows):
-        answers = [
-            [{"score": row[label], "label": known[label]} for label in ranked(row)]
-            for row in scores[begin : begin + rows]
-        ]
-        pieces += (b"," if begin else b"", write_json(answers)[1:-1])
-        yield
+
+    def answer(row: int) -> list[dict[str, Any]]:
+        own = scores[row]
+        return [{"score": own[label], "label": known[label]} for label in ranked(own)]
+
+    pieces = yield from written(answer, len(scores), scores.shape[1])
     body = (b"[", *pieces, b"]") if request.is_list else (*pieces,)
     return HttpResponse(body=body, headers=((OWN_ID, request_id),))
 

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from shapestream.gateway.errors import EmptyList, UnusableVectors, WrongField
-from shapestream.gateway.json_text import SLICE_NUMBERS, type_name, write_json
+from shapestream.gateway.json_text import SLICE_NUMBERS, dropped_after, read_object, type_name, write_json
 from shapestream.slices import Slices
 from shapestream.web.messages import Buffer
 from shapestream.wire.limits import MAX_INTEGER
 from shapestream_engine.layout import value
+
+T = TypeVar("T")
 
 MOST_TEXTS = 2048
 """Texts of one request, at most, as at OpenAI."""
@@ -169,6 +172,17 @@ def vector_slices(matrix: Matrix, form: VectorForm) -> Iterator[tuple[int, Matri
         if not finite.all():
             raise UnusableVectors(f"the model gave NaN or infinity for text {begin + int(finite.argmin())}")
         yield begin, _in_form(part, form)
+
+
+def reads_object(read: Callable[[dict[str, Any]], Slices[T]]) -> Callable[[Buffer], Slices[T]]:
+    """Make a reader of a body of one that reads its JSON object. It also raises `HttpError` for a body that is none."""
+
+    @wraps(read)
+    def of_body(body: Buffer) -> Slices[T]:
+        content = yield from read_object(body, FEWER_TEXTS)
+        return (yield from dropped_after(len(body), content, read(content)))
+
+    return of_body
 
 
 def written_rows(

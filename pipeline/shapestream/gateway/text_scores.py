@@ -6,15 +6,17 @@ are asked for raw scores: of one label its sigmoid, of several their softmax, as
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from shapestream.errors import TooLarge
 from shapestream.gateway.errors import EmptyList, UnusableVectors, WrongField
-from shapestream.gateway.json_text import type_name
+from shapestream.gateway.json_text import type_name, write_json
 from shapestream.gateway.text_bodies import MOST_TEXTS, Matrix
+from shapestream.slices import Slices
+from shapestream.web.messages import Buffer
 from shapestream_engine.layout import value
 
 MOST_SCORES = 65_536
@@ -79,6 +81,17 @@ def probabilities(logits: Matrix) -> Matrix:
         powers = np.exp(numbers - numbers.max(axis=1, keepdims=True))
         found = powers / powers.sum(axis=1, keepdims=True)
     return found.astype(np.float32)
+
+
+def written(entry: Callable[[int], Any], count: int, scores: int = 1) -> Slices[list[Buffer]]:
+    """Return so many entries, of `scores` scores each, as the elements of a JSON list, written in slices."""
+    pieces: list[Buffer] = []
+    step = max(1, SLICE_SCORES // scores)
+    for begin in range(0, count, step):
+        entries = list(map(entry, range(begin, min(begin + step, count))))
+        pieces += (b"," if begin else b"", write_json(entries)[1:-1])
+        yield
+    return pieces
 
 
 def ranked(scores: np.ndarray[Any, np.dtype[np.float32]]) -> list[int]:
