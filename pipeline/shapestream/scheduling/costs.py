@@ -172,7 +172,7 @@ class ModelCosts:
         usual = self._usual or self.on()
         own = self._slots.get(slot, usual)
         if own.worker_class is usual.worker_class:
-            return own.slowdown if own.worker_class.measured else None
+            return own.worker_class.slowdown(own.worker) if own.worker_class.measured else None
         here_s, usual_s = self.batch_s(sizes, slot), self.batch_s(sizes)
         return here_s / usual_s if here_s and usual_s else None
 

@@ -52,13 +52,12 @@ class HangLimits:
 class HangWatch:
     """Knows when each running batch will have run too long. Without limits it never looks."""
 
-    __slots__ = ("_busy", "_busy_wide", "limits", "next_look")
+    __slots__ = ("_busy", "limits", "next_look")
 
     def __init__(self, limits: HangLimits | None) -> None:
         self.limits = limits
-        self._busy: dict[str, _BusyTimes] = {}
-        self._busy_wide: dict[str, _BusyTimes] = {}
-        """The same on wide slots, whose calls take less time."""
+        self._busy: tuple[dict[str, _BusyTimes], dict[str, _BusyTimes]] = ({}, {})
+        """By model; the second ones are those on wide slots, whose calls take less time."""
         self.next_look = inf
         """When `look` is wanted. Ended batches stay listed, so a look may find nothing."""
 
@@ -66,7 +65,7 @@ class HangWatch:
         """Learn from the time that a batch took."""
         if self.limits is None:
             return
-        model, busy = batch.model, self._times(batch)
+        model, busy = batch.model, self._busy[batch.slot.wide]
         times = busy.get(model)
         if times is None:
             times = busy[model] = _BusyTimes(measured=batch.predicted_s is not None)
@@ -91,7 +90,7 @@ class HangWatch:
         if own_s is not None:
             return own_s
         first_s = self.limits.first_call_s
-        times = self._times(batch).get(batch.model)
+        times = self._busy[batch.slot.wide].get(batch.model)
         p99_s = 0.0 if times is None or times.count < ENOUGH else times.p99_s
         predicted_s = batch.predicted_s
         if predicted_s is None and (times is None or times.count < ENOUGH):
@@ -100,9 +99,6 @@ class HangWatch:
         times_s = max(TIMES_P99 * p99_s, TIMES_PREDICTED * (predicted_s or 0.0))
         limit_s = max(self.limits.min_s, min(times_s, TIMES_AT_MOST * longest_s + first_s))
         return max(limit_s, first_s) if times is not None and times.new_to(batch) else limit_s
-
-    def _times(self, batch: Batch) -> dict[str, _BusyTimes]:
-        return self._busy_wide if batch.slot.wide else self._busy
 
     def look(self, batches: Iterable[Batch], now: float) -> list[Batch]:
         """Return the running batches against which it is time to take the next step, which the caller takes."""

@@ -19,7 +19,7 @@ from typing import Any
 import trio
 
 from shapestream.scheduling.batches import Batch
-from shapestream.serving.ends import BatchEnded, End
+from shapestream.serving.ends import BatchEnded
 from shapestream.serving.served_models import ServedModel, ServedModels
 from shapestream.serving.sessions import RequestRecord
 from shapestream.serving.workers import SlotRecord
@@ -148,14 +148,11 @@ class AuditBook:
 
     # ---------------------------------------------------------------- sampling
 
-    def ended(self, end: End) -> None:
+    def sample(self, end: BatchEnded) -> None:
         """Sample the answered requests of a batch."""
-        if not isinstance(end, BatchEnded) or not end.answered:
-            return
-        batch, records = end.batch, end.answered
+        records = end.answered
         state = self.states[records[0].model]
-        alike = len(batch.arrivals) == 1 and batch.sizes == records[0].shape.rounded and not end.slot.wide
-        if not state.share or alike:
+        if not state.share:
             return
         count = len(records)
         state.seen += count

@@ -2,7 +2,8 @@
 
 The dispatcher and egress add each end to the turn's list. Once the turn's messages have left, `Ends.tell` hands every end to
 every observer, in order. So no client waits for counters, stories, log lines, spans or samples. A new observer is one more
-entry of the row, which server.py makes, and one method `ended`.
+entry of the row, which server.py makes, and one method `ended`. Samples for audits need no more than the batches whose
+answers may differ from those alone.
 
 Each end is told once. `BatchEnded` comes for each batch that was started, before the ends of those of its requests that
 fail because of it. The answers of a batch are part of its end; each other end of a client's request is a `RequestEnded`. The
@@ -15,7 +16,7 @@ tensors are read or copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf, prod
 from typing import Protocol, TypeAlias
@@ -116,12 +117,20 @@ class Observer(Protocol):
         """Take note of an end."""
 
 
+def _sample_none(end: BatchEnded) -> None:
+    """Do nothing."""
+
+
 class Ends:
     """The ends of this turn, and the observers."""
 
-    def __init__(self, *observers: Observer) -> None:
-        """Tell each end to the observers in this order."""
+    def __init__(self, *observers: Observer, sample: Callable[[BatchEnded], None] = _sample_none) -> None:
+        """Tell each end to the observers in this order. Last `sample` gets batches whose answers are not those alone.
+
+        Their requests shared a call, were padded, or ran on a wide slot.
+        """
         self._observers = observers
+        self._sample = sample
         self.added: list[End] = []
         """The ends that the observers have not heard of."""
 
@@ -137,6 +146,10 @@ class Ends:
                 end.run = run_of(end.batch, end)
             for observer in self._observers:
                 observer.ended(end)
+            if type(end) is BatchEnded and end.answered:
+                shared = len(end.batch.arrivals) > 1 or end.batch.sizes != end.answered[0].shape.rounded
+                if shared or end.slot.wide:
+                    self._sample(end)
 
 
 def _useful(shape: RequestShape, batch: Batch) -> int:

@@ -146,7 +146,7 @@ class Server:
         )
 
         outgoing = Outgoing(clients, "clients", self._counters, codec_of(Role.SERVER_OF_CLIENTS))
-        egress = Egress(outgoing, kept, Ends(*self._observers(audits)))
+        egress = Egress(outgoing, kept, Ends(*self._observers(), sample=audits.sample))
         sessions = Sessions(settings, kept, requests)
         self._dispatcher = Dispatcher(
             self._scheduler,
@@ -205,13 +205,12 @@ class Server:
         if local is not None:
             self._listen_to_slots(local)
 
-    def _observers(self, audits: AuditBook) -> Iterator[Observer]:
+    def _observers(self) -> Iterator[Observer]:
         """Yield the observers of ends. Spans use runs that the stories have kept, so the tracer comes after them."""
         yield from (self._stories, self._journal)
         if self._tracer is not None:
             self._tracer.follow(self._stories)
             yield self._tracer
-        yield audits
 
     def _listen_to_workers(self, socket: PeerSocket, epoch: bytes) -> None:
         outgoing = Outgoing(socket, "workers", self._counters, codec_of(Role.SERVER_OF_WORKERS))
