@@ -143,7 +143,7 @@ class GatewayPort:
         program = [sys.executable, "-P", "-m", "shapestream_workers", "gateway", server_address]
         settings = self.settings
         options = ["--supervised", "--grace", str(grace_s), "--lame-duck", str(lame_duck_s)]
-        options += ["--max-body", str(settings.max_body)]
+        options += ["--max-body", str(settings.max_body), "--max-connection", str(settings.max_connection_s)]
         if settings.token_file is not None:
             options += ["--token-file", settings.token_file]
         if settings.tls is not None:

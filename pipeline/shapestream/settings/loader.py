@@ -61,7 +61,6 @@ REMOVED: Mapping[str, str] = {
     "server.grpc.default_priority_level": f"requests have the level 1, and p is the priority 1 - p; {_BY_HAND}",
     "server.http.openai": f"{_TEXTS}",
     "server.http.tei": f"{_TEXTS}; TEI's clients get the first",
-    "server.http.max_connection_s": f"a connection ends with an answer after 300 s, as over gRPC; {_BY_HAND}",
     "server.http.processes": "write count, as for workers",
     "server.grpc.processes": "write count, as for workers",
     "chains.stages.in": "write inputs, as for models",

@@ -64,6 +64,8 @@ class GatewaySettings(TokenPort):
     """Files for TLS. Default: none is spoken."""
     max_body: Bytes = 64 << 20
     """Bytes of one request's body or message, at most, after it is decompressed."""
+    max_connection_s: float = Field(default=300.0, gt=0, le=86400, allow_inf_nan=False)
+    """Age in seconds, a tenth more or less, from which a connection ends with its next answer."""
 
 
 def read_texts(value: Any) -> Any:
