@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import prod
@@ -279,6 +279,22 @@ def read_offer(hello: WorkerHello) -> Slices[Offer]:
             raise GreetingRefused(
                 f"its costs of {name!r} have {len(table.points)} points; at most {MOST_COST_POINTS} are allowed"
             )
+    _check_files(hello, models)
+    return Offer(
+        name=hello.worker,
+        pid=hello.pid,
+        slots=hello.slots,
+        models=models,
+        costs=costs,
+        wide=wide,
+        digests=hello.digests,
+        tolerances=tolerances,
+        engines=hello.engines,
+    )
+
+
+def _check_files(hello: WorkerHello, models: Collection[str]) -> None:
+    """Raise GreetingRefused for a digest or an engine that is none, or is of no model of these."""
     for name, digest in hello.digests.items():
         if name not in models:
             raise GreetingRefused(f"it has a digest of {name!r}, but serves no such model")
@@ -291,17 +307,6 @@ def read_offer(hello: WorkerHello) -> Slices[Offer]:
             raise GreetingRefused(
                 f"its engine of {name!r} must be printable and have at most {MAX_NAME} characters"
             )
-    return Offer(
-        name=hello.worker,
-        pid=hello.pid,
-        slots=hello.slots,
-        models=models,
-        costs=costs,
-        wide=wide,
-        digests=hello.digests,
-        tolerances=tolerances,
-        engines=hello.engines,
-    )
 
 
 def read_tolerances(
