@@ -68,6 +68,17 @@ def test_a_yaml_is_written_and_removed(tmp_path: Path) -> None:
     assert not path.parent.exists()
 
 
+def test_a_text_model_is_there_for_clients_of_texts(tmp_path: Path) -> None:
+    """Over HTTP; other models are not."""
+    texts, other = (
+        folder_with(tmp_path / "t", "model.onnx", "tokenizer.json"),
+        folder_with(tmp_path / "m", "m.onnx"),
+    )
+    for folder, expected in ((texts, True), (other, None)):
+        asked = FolderServer(folder=folder, name="m", http="127.0.0.1:0", grpc="127.0.0.1:0")
+        assert expected == asked.configuration(tmp_path / "s")["server"]["http"].get("texts")
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [

@@ -2,7 +2,7 @@
 
 The folder is a text model (sentence-transformers, optimum), or holds one model file, at its top or one level below: a
 Triton repository's `1/model.onnx`, or `openvino/openvino_model.xml`. Of one model in two formats the OpenVINO IR is taken.
-All else is as in a YAML with that model's name and path alone.
+All else is as in a YAML with that model's name and path alone; a text model is also there for clients of OpenAI and others.
 """
 
 from __future__ import annotations
@@ -45,11 +45,14 @@ class FolderServer:
         for face, address in (("http", self.http), ("grpc", self.grpc)):
             if address is not None:
                 server[face] = {"address": address, **tokens}
+        model = model_in(self.folder)
+        if self.http is not None and model.is_dir():
+            server["http"]["texts"] = True
         if self.admin is not None:
             server["admin"] = self.admin
         if self.is_open:
             server["security"] = "network"
-        return {"server": server, "models": [{"name": self.name, "path": str(model_in(self.folder))}]}
+        return {"server": server, "models": [{"name": self.name, "path": str(model)}]}
 
 
 @contextmanager
