@@ -119,13 +119,29 @@ def test_the_alerts_are_about_series_that_a_real_server_has(query: Query) -> Non
 
 
 def test_the_metrics_to_scale_on_answer_the_documented_queries(query: Query) -> None:
-    """As docs/metrics.md has them for an autoscaler, of an idle server: nothing waits, and the slots are hardly used."""
-    documented = re.findall(r"        query: (.*)\n", (ROOT / "docs" / "metrics.md").read_text())
-    assert 2 == len(documented)
-    until("two scrapes", lambda: query(documented[1]))
-    queued, busy = [query(one.replace('model="embeddings"', 'model="other"')) for one in documented]
-    assert [0.0] == [float(one["value"][1]) for one in queued]
-    assert [True] == [0.0 <= float(one["value"][1]) < 0.5 for one in busy]
+    """As docs/metrics.md and deploy/kubernetes have them, of an idle server: nothing waits, and slots are hardly used."""
+    pages = [ROOT / "docs" / "metrics.md", *sorted((ROOT / "deploy" / "kubernetes").glob("*/operators.yaml"))]
+    assert 3 == len(pages)
+    for page in pages:
+        documented = re.findall(r"        query: (.*)\n", page.read_text())
+        assert 2 == len(documented)
+        until("two scrapes", lambda asked=documented[1]: query(asked))
+        queued, busy = [query(one.replace('model="embeddings"', 'model="other"')) for one in documented]
+        assert [0.0] == [float(one["value"][1]) for one in queued]
+        assert [True] == [0.0 <= float(one["value"][1]) < 0.5 for one in busy]
+
+
+def test_every_panel_of_the_dashboard_asks_what_prometheus_understands(query: Query) -> None:
+    """A wrong expression is an HTTP error; those of the first row have an answer."""
+    dashboard = json.loads((ROOT / "deploy" / "grafana" / "shapestream.json").read_text())
+    until("two scrapes", lambda: query("rate(shapestream_slots_busy_seconds_total[1m])"))
+    unanswered = []
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", ()):
+            expression = re.sub(r"\$(instance|model)", ".*", target["expr"]).replace("$__rate_interval", "1m")
+            if not query(expression) and panel["type"] == "stat":
+                unanswered.append(panel["title"])
+    assert [] == unanswered
 
 
 def _listens_at(log: Path) -> str | None:
