@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -103,9 +103,14 @@ def connect(
     return Local(_Server(loaded, cpus, close_timeout))
 
 
-def connect_to(loaded: LoadedSettings, *, cpus: int | None = None, close_timeout: float = 10.0) -> Local:
-    """Do what `connect` does, for a configuration that was read before."""
-    return Local(_Server(loaded, cpus, close_timeout))
+def connect_to(
+    loaded: LoadedSettings, only: Collection[str], *, cpus: int | None = None, close_timeout: float = 10.0
+) -> Local:
+    """Do what `connect` does, for some models of a configuration that was read before, and the chains of these.
+
+    Keys that have no meaning here are not named: the caller's configuration is that of a server.
+    """
+    return Local(_Server(loaded, cpus, close_timeout, only))
 
 
 class Local:
@@ -195,8 +200,25 @@ async def _wait(future: Future[None], library: Literal["trio", "asyncio"]) -> No
 class _Server:
     """The server in its thread. `start` and `stop` are for the program's threads, and return at once."""
 
-    def __init__(self, loaded: LoadedSettings, cpus: int | None, close_timeout: float) -> None:
+    def __init__(
+        self,
+        loaded: LoadedSettings,
+        cpus: int | None,
+        close_timeout: float,
+        only: Collection[str] | None = None,
+    ) -> None:
+        """`only`: the names of the models to serve. None: all."""
+        settings = loaded.settings
+        self._models = {
+            name: model for name, model in settings.models_by_name.items() if only is None or name in only
+        }
+        self._chains = [
+            chain.spec()
+            for chain in settings.chains
+            if all(stage.model in self._models for stage in chain.stages)
+        ]
         self._loaded = loaded.with_server(worker_listen=None, client_silence_s=_NEVER_SILENT_S)
+        self._tells_ignored = only is None
         self._cpus = allowed_cpus() if cpus is None else Allowance(cpus, "caller")
         self._close_s = close_timeout
         self.endpoint = CrossingServer()
@@ -229,9 +251,11 @@ class _Server:
         error: Exception | None = None
         try:
             _tell_once()
-            _tell_ignored(self._loaded)
+            if self._tells_ignored:
+                _tell_ignored(self._loaded)
             wanted = self._loaded.settings.in_process or InProcessSettings()
-            slots = own_slots(self._loaded, wanted, self._cpus, close_s=self._close_s)
+            models = [*self._models.values()]
+            slots = own_slots(self._loaded, models, wanted, self._cpus, close_s=self._close_s)
             if not self._stop_asked:
                 trio.run(self._serve, slots)
         except Exception as raised:  # noqa: BLE001 - the thread's edge; the program's thread raises it
@@ -244,13 +268,12 @@ class _Server:
                     future.set_exception(error)
 
     async def _serve(self, slots: SlotThreads) -> None:
-        settings = self._loaded.settings
         async with trio.open_nursery() as nursery:
             start = partial(
                 serve,
-                settings.server,
-                models=settings.models_by_name,
-                chains=[chain.spec() for chain in settings.chains],
+                self._loaded.settings.server,
+                models=self._models,
+                chains=self._chains,
                 digests=slots.digests,
                 cost_cache=CostCache.of_environment(),
                 local=slots,

@@ -12,7 +12,8 @@ import platform
 import secrets
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 
 from shapestream_workers import EXIT_RUNTIME
 
@@ -62,6 +63,20 @@ def keep_what_is_loaded() -> None:
     gc.collect()
     join_pages(map(id, gc.get_objects()))
     gc.freeze()
+
+
+@contextmanager
+def printing_to_stderr() -> Iterator[None]:
+    """Let whatever a model prints go to stderr, by Python or by C: stdout is for the answer."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _drop_unwritten_log() -> None:

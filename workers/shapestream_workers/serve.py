@@ -94,7 +94,7 @@ def run_server(loaded: LoadedSettings) -> int:
     in_process = loaded.settings.in_process
     if in_process is not None:
         with admin.preparing() if admin is not None else nullcontext():
-            local = own_slots(loaded, in_process, allowed_cpus())
+            local = own_slots(loaded, loaded.settings.models, in_process, allowed_cpus())
         digests = dict(local.digests)
         log.warning(
             "models run in the server's process", why="in_process: a crash of a model ends the server"

@@ -6,12 +6,14 @@ it ends, and memory that the engine has taken is not given back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shapestream.errors import ConfigurationError
 from shapestream.loading.measured_costs import cost_tables
 from shapestream.loading.models import compile_models, plan_chains
 from shapestream.loading.wide_forms import wide_forms
 from shapestream.serving.slot_threads import CLOSE_GRACE_S, SlotThreads
-from shapestream.settings import InProcessSettings, LoadedSettings
+from shapestream.settings import InProcessSettings, LoadedSettings, ModelSettings
 from shapestream.telemetry.logging import get_logger
 from shapestream_engine.machine import Allowance, divide_cpus
 
@@ -19,9 +21,14 @@ log = get_logger()
 
 
 def own_slots(
-    loaded: LoadedSettings, wanted: InProcessSettings, cpus: Allowance, *, close_s: float = CLOSE_GRACE_S
+    loaded: LoadedSettings,
+    models: Sequence[ModelSettings],
+    wanted: InProcessSettings,
+    cpus: Allowance,
+    *,
+    close_s: float = CLOSE_GRACE_S,
 ) -> SlotThreads:
-    """Compile all models of the configuration, prove and measure them, and return slots that can run them.
+    """Compile these models of the configuration, prove and measure them, and return slots that can run them.
 
     `wanted`: the counts of slots and threads; those that are `auto` follow from `cpus`. Costs and verdicts are kept by these
     counts. `close_s`: seconds for running calls to end when the slots are closed.
@@ -30,21 +37,21 @@ def own_slots(
     """
     slots, threads = divide_cpus(cpus.amount, 1, wanted.slots, wanted.threads)
     log.info("slots in process", slots=slots, threads=threads, cpus=cpus.amount, cpus_by=cpus.by)
-    models = compile_models(loaded, loaded.settings.models, slots=slots, threads=threads)
+    compiled = compile_models(loaded, models, slots=slots, threads=threads)
     try:
-        plan_chains(loaded, {name: model.signature for name, model in models.items()})
+        plan_chains(loaded, {name: model.signature for name, model in compiled.items()})
     except ConfigurationError:
-        for unused in models.values():
+        for unused in compiled.values():
             unused.close()
         raise
-    costs = cost_tables(loaded.settings.models, models, slots=slots, threads=threads)
+    costs = cost_tables(models, compiled, slots=slots, threads=threads)
     wide = wide_forms(
-        loaded.settings.models,
         models,
+        compiled,
         costs,
         wish=wanted.wide,
         slots=slots,
         threads=threads,
         memory_limit=wanted.memory_limit,
     )
-    return SlotThreads(models=models, slots=slots, costs=costs, wide=wide, close_s=close_s)
+    return SlotThreads(models=compiled, slots=slots, costs=costs, wide=wide, close_s=close_s)

@@ -24,7 +24,7 @@ from shapestream.client.opened_models import Failed, Model, Result
 from shapestream.client.streaming import Item, OwnItem, StreamOptions
 from shapestream.errors import ConfigurationError, InvalidRequest, RequestError, did_you_mean
 from shapestream.loading.models import digests_of
-from shapestream.settings import LoadedSettings
+from shapestream.settings import ChainSettings, LoadedSettings, ModelSettings
 from shapestream_workers.offline.attempts import Outlook
 from shapestream_workers.offline.formats import check_output, open_source, results_of
 from shapestream_workers.offline.parts import Parts
@@ -100,10 +100,7 @@ def run(job: Job) -> Summary:
 
 def manifest_of(job: Job, source: Source) -> dict[str, Any]:
     """Return what all attempts of a run have in common: input, model, and the options that results depend on."""
-    settings = job.loaded.settings
-    chain = next((chain for chain in settings.chains if chain.name == job.model), None)
-    names = [job.model] if chain is None else sorted({stage.model for stage in chain.stages})
-    models = [settings.models_by_name[name] for name in names]
+    models, chain = _models_of(job), _chain_of(job)
     stated = [model.model_dump(mode="json") for model in models]
     if chain is not None:
         stated.append(chain.model_dump(mode="json"))
@@ -124,7 +121,19 @@ def manifest_of(job: Job, source: Source) -> dict[str, Any]:
 def _connected(job: Job) -> AbstractContextManager[Client]:
     if job.server is not None:
         return blocking.connect(job.server.address, **job.server.options)
-    return local.connect_to(job.loaded, cpus=job.cpus)
+    return local.connect_to(job.loaded, [model.name for model in _models_of(job)], cpus=job.cpus)
+
+
+def _models_of(job: Job) -> list[ModelSettings]:
+    """Return the model, or those of the chain."""
+    settings = job.loaded.settings
+    chain = _chain_of(job)
+    names = [job.model] if chain is None else sorted({stage.model for stage in chain.stages})
+    return [settings.models_by_name[name] for name in names]
+
+
+def _chain_of(job: Job) -> ChainSettings | None:
+    return next((chain for chain in job.loaded.settings.chains if chain.name == job.model), None)
 
 
 class _Run:
@@ -149,8 +158,7 @@ class _Run:
         """Run the rows that are in no part, write the results, and count."""
         job, total = self._job, self._source.total
         first = self._parts.first
-        model = job.loaded.settings.models_by_name.get(job.model)
-        before = self._parts.begin(idempotent=model is None or model.idempotent)
+        before = self._parts.begin(idempotent=all(model.idempotent for model in _models_of(job)))
         progress = Progress(total, first)
         # A row kills this process only if the model runs in it.
         alone_before = 0 if job.server is not None else before.alone_before

@@ -49,6 +49,7 @@ class Parts:
             raise ConfigurationError(
                 [f"{output} exists, and is not overwritten (name another file, or remove it)"]
             )
+        self._is_new = not self.folder.exists()
         self.folder.mkdir(exist_ok=True)
         self._lock = os.open(self.folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
@@ -140,11 +141,13 @@ class Parts:
         shutil.rmtree(merged, ignore_errors=True)
 
     def close(self) -> None:
-        """Say that this attempt ends by itself, and let another process go on."""
+        """Say that this attempt ends by itself, and let another process go on. A folder in which nothing was begun goes."""
         if self._journal >= 0:
             with suppress(OSError):  # the disk is full: what is under way counts as one death
                 self._note(LEFT)
             os.close(self._journal)
+        elif self._is_new:
+            shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)
 
     def _note(self, line: str) -> None:

@@ -43,12 +43,27 @@ def inputs_of_row(
         value = values[port.name]
         if value is None:
             raise InvalidRequest(f"{port.name}: the value is nothing (null)")
-        array = _typed(port, value)
         axis = batch_axis(port)
+        array = _whole(port, _typed(port, value), axis)
         if axis is not None and (adds_batch or array.ndim == port.shape.rank - 1):
             array = np.expand_dims(array, min(axis, array.ndim))
         arrays[port.name] = array
     return arrays
+
+
+def _whole(port: InputPort, array: Array, axis: int | None) -> Array:
+    """Return a value with all of its axes: a list of no lists does not say how long these would be.
+
+    They are as long as the port says, or else 0.
+    """
+    sizes = [
+        dimension.minimum if not dimension.is_dynamic else 0
+        for place, dimension in enumerate(port.shape.dimensions)
+        if place != axis
+    ]
+    if array.size or array.ndim >= len(sizes):
+        return array
+    return array.reshape(*array.shape, *sizes[array.ndim :])
 
 
 def _typed(port: InputPort, value: Any) -> Array:
@@ -82,14 +97,11 @@ def _typed(port: InputPort, value: Any) -> Array:
 
 def _strings(port: InputPort, value: Any) -> Array:
     wanted = bytes if port.element_type == "bytes" else str
-    if isinstance(value, np.ndarray):
-        array = value.astype(object)
-    elif isinstance(value, str | bytes):
+    if isinstance(value, list | np.ndarray):
+        array = np.array(value, object)
+    else:
         array = np.empty((), object)
         array[...] = value
-    else:
-        array = np.empty(len(value), object)
-        array[:] = list(value)
     for element in array.ravel().tolist():
         if not isinstance(element, wanted):
             raise InvalidRequest(f"{port.name}: expected {port.element_type}, got {type(element).__name__}")

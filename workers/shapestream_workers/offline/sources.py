@@ -113,7 +113,7 @@ class FolderSource:
             try:
                 yield self._read(file)
             except (OSError, ValueError, MemoryError, EOFError, KeyError, zipfile.BadZipFile) as error:
-                yield BadRow(f"invalid: {file.name} cannot be read: {error}")
+                yield BadRow(f"{file.name} cannot be read: {error}")
 
     def check(self, signature: ModelSignature, columns: Mapping[str, str]) -> None:
         """Refuse a model with several inputs for files that hold one array each."""
@@ -171,5 +171,5 @@ def _object(line: bytes) -> Values:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
-        return BadRow(f"invalid: the line is not JSON: {error}")
-    return found if isinstance(found, dict) else BadRow("invalid: the line is no JSON object")
+        return BadRow(f"the line is not JSON: {error}")
+    return found if isinstance(found, dict) else BadRow("the line is no JSON object")

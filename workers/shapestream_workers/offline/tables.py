@@ -153,7 +153,7 @@ def _misfit(kind: Any, port: InputPort) -> str | None:
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     raw = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
     number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    fits = {"string": text, "bytes": raw}.get(port.element_type, number) or pa.types.is_null(kind)
+    fits = {"str": text, "bytes": raw}.get(port.element_type, number) or pa.types.is_null(kind)
     wanted = port.shape.rank - (batch_axis(port) is not None)
     if fits and (depth == wanted or pa.types.is_null(kind)):
         return None
@@ -249,7 +249,7 @@ def _is_shapes(port: OutputPort, signature: ModelSignature) -> bool:
 
 
 def _leaf(port: OutputPort) -> Any:
-    known = {"boolean": pa.bool_(), "bf16": pa.float32(), "string": pa.string(), "bytes": pa.binary()}
+    known = {"boolean": pa.bool_(), "bf16": pa.float32(), "str": pa.string(), "bytes": pa.binary()}
     if port.element_type in known:
         return known[port.element_type]
     kind = {"i": "int", "u": "uint", "f": "float"}[port.element_type[0]]
@@ -293,7 +293,7 @@ def _offsets(counts: np.ndarray[Any, Any]) -> Any:
 
 
 def _leaves(flat: np.ndarray[Any, Any], port: OutputPort, gone: np.ndarray[Any, Any] | None) -> Any:
-    if port.element_type in ("string", "bytes"):
+    if port.element_type in ("str", "bytes"):
         elements = flat.tolist()
         if gone is not None:
             elements = [None if lost else one for one, lost in zip(elements, gone, strict=True)]
