@@ -24,7 +24,7 @@ SMOKE ?=
 # Two more than there are CPUs, at most eight: tests of real processes wait much of their time, and take memory.
 TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 8 : n + 2)))
 
-.PHONY: another-python answers chaos compiled fuzz help demo embeddings kubernetes kubernetes-rendered mutations ocr peer protos reading test text-peer test-all test-avx2 test-clients test-compiled test-engines test-exporters test-newest-python test-pure test-thorough test-tools zoo zoo-made lint format bench plots soak soak-reloads wheel constraints clean image
+.PHONY: another-python answers chaos compiled fuzz help demo embedded embeddings kubernetes kubernetes-rendered mutations ocr peer protos reading run-files test text-peer test-all test-avx2 test-clients test-compiled test-engines test-exporters test-newest-python test-pure test-thorough test-tools zoo zoo-made lint format bench plots soak soak-reloads wheel constraints clean image
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,12 @@ ocr: .venv-ocr/.ready ## Pages through three models with real weights, beside th
 
 embeddings: $(READY) ## Embed the standard library's docstrings with MiniLM (QUICK=1: fewer of them).
 	@$(BIN)/python -m examples.embeddings.run $(if $(QUICK),--quick)
+
+embedded: $(READY) ## A model inside a program: under trio, asyncio and without an event loop (QUICK=1: fewer crops).
+	@$(BIN)/python -m examples.embedded.run $(if $(QUICK),--quick)
+
+run-files: $(READY) ## A folder of pictures through a model by `shapestream run`, killed once (QUICK=1: fewer).
+	@$(BIN)/python -m examples.files.run $(if $(QUICK),--quick)
 
 # A file's tests run in one process, in their order: they share its server, and the last may look at what it kept.
 PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder

@@ -1,12 +1,15 @@
 """shapestream: serve models whose tensor shapes change with every request.
 
 The client for trio is here; `shapestream.aio` has the one for asyncio, `shapestream.blocking` the one that needs
-no async code. The server and the workers are run by the command `shapestream` (see docs/).
+no async code. The server and the workers are run by the command `shapestream` (see docs/); `shapestream.local` has a server
+inside the program.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import version
+from typing import Any
 
 from shapestream import aio, blocking
 from shapestream.client.async_face import Client, Stream
@@ -67,3 +70,10 @@ __all__ = [
     "blocking",
     "connect",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `shapestream.local` where it is first used: a client needs no server."""
+    if name == "local":
+        return import_module("shapestream.local")
+    raise AttributeError(f"module 'shapestream' has no attribute {name!r}")

@@ -64,6 +64,9 @@ _WELCOME_S = 60.0
 """Seconds for the server's first answer, which comes at once unless other threads hold the interpreter."""
 
 _told = threading.Lock()
+"""Taken once, by the server that tells what all of this process have in common."""
+_preparing = threading.Lock()
+"""Held while models are compiled, proved and measured: an engine compiles in one thread at a time."""
 
 
 def connect(
@@ -255,17 +258,21 @@ class _Server:
                 _tell_ignored(self._loaded)
             wanted = self._loaded.settings.in_process or InProcessSettings()
             models = [*self._models.values()]
-            slots = own_slots(self._loaded, models, wanted, self._cpus, close_s=self._close_s)
+            with _preparing:
+                if self._stop_asked:
+                    return
+                slots = own_slots(self._loaded, models, wanted, self._cpus, close_s=self._close_s)
             if not self._stop_asked:
                 trio.run(self._serve, slots)
         except Exception as raised:  # noqa: BLE001 - the thread's edge; the program's thread raises it
             error = raised
-        for future in (self.ready, self.ended):
-            if not future.done():
-                if error is None:
-                    future.set_result(None)
-                else:
-                    future.set_exception(error)
+        finally:
+            for future in (self.ready, self.ended):
+                if not future.done():
+                    if error is None:
+                        future.set_result(None)
+                    else:
+                        future.set_exception(error)
 
     async def _serve(self, slots: SlotThreads) -> None:
         async with trio.open_nursery() as nursery:

@@ -101,6 +101,14 @@ def test_embeddings_succeed(tmp_path: Path) -> None:
     assert len(done.stdout.splitlines()) < 70
 
 
+@pytest.mark.parametrize("program", ["examples.embedded.run", "examples.files.run"])
+def test_programs_without_a_server_succeed(program: str) -> None:
+    """Every answer is that of the picture alone."""
+    done = run(program, "--quick")
+    assert 0 == done.returncode, done.stdout
+    assert "OK: " in done.stdout
+
+
 def test_reading_succeeds_and_draws(tmp_path: Path) -> None:
     """Every answer of the chain equals its stages run one after the other; the sheet is a picture with colours."""
     config = own_configuration("reading", tmp_path)

@@ -20,6 +20,7 @@ import trio
 from openvino import opset13 as ops
 from tests.e2e.conftest import IMPORTABLE
 
+import shapestream
 from shapestream import local
 from shapestream.errors import ConfigurationError, DeadlineExceeded
 
@@ -251,6 +252,32 @@ def test_a_call_that_hangs_ends_by_its_deadline_and_is_named(
     assert ["slot left behind  slot=0  model=f"] == [
         line.partition("  what=")[0] for line in caplog.messages if "slot" in line and "crash" not in line
     ]
+
+
+def test_a_program_may_have_several_servers(importable: Any) -> None:
+    """They start one after the other, and serve side by side; `import shapestream` is enough."""
+    import gated
+
+    found: list[Any] = []
+
+    async def ask(factor: float) -> None:
+        async with shapestream.local.connect(models=[function_model(gated.double)], cpus=1) as client:
+            both.append(factor)
+            if len(both) == 2:
+                are_two.set()
+            await are_two.wait()
+            found.append((await client.infer("f", {"x": factor * X}))["y"].tolist())
+
+    both: list[float] = []
+    are_two = trio.Event()
+
+    async def run() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, 1.0)
+            nursery.start_soon(ask, 3.0)
+
+    trio.run(run)
+    assert sorted([(2 * X).tolist(), (6 * X).tolist()]) == sorted(found)
 
 
 def test_cpus_decide_the_slots(importable: Any) -> None:
