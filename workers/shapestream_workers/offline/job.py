@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -22,7 +24,15 @@ from shapestream import blocking, local
 from shapestream.client.blocking_client import Client, Stream
 from shapestream.client.opened_models import Failed, Model, Result
 from shapestream.client.streaming import Item, OwnItem, StreamOptions
-from shapestream.errors import ConfigurationError, InvalidRequest, RequestError, did_you_mean
+from shapestream.errors import (
+    ConfigurationError,
+    Draining,
+    InvalidRequest,
+    Overloaded,
+    RequestError,
+    Unavailable,
+    did_you_mean,
+)
 from shapestream.loading.models import digests_of
 from shapestream.settings import ChainSettings, LoadedSettings, ModelSettings
 from shapestream_workers.offline.attempts import Outlook
@@ -35,6 +45,8 @@ from shapestream_workers.offline.row_values import inputs_of_row, outputs_of_row
 from shapestream_workers.offline.sources import BadRow, Source, Values, columns_of, identity_of
 from shapestream_workers.target import ServerAccess
 
+HELD_BYTES = 1 << 30
+"""Bytes of the inputs of rows that are under way, at most; one row alone may be larger."""
 PART_ROWS = 4096
 PART_BYTES = 64 << 20
 PART_S = 10.0
@@ -153,6 +165,9 @@ class _Run:
         self._pending_bytes = 0
         self._kept_at = monotonic()
         self._first_error: str | None = None
+        idempotent = all(model.idempotent for model in _models_of(job))
+        # What was refused has not begun; where no server can be reached, nobody knows.
+        self._refusals = (Overloaded, Draining, Unavailable) if idempotent else (Overloaded, Draining)
 
     def run(self) -> Summary:
         """Run the rows that are in no part, write the results, and count."""
@@ -186,16 +201,20 @@ class _Run:
             priority=0,
             caller=None,
         )
-        row = start
-        stream: Stream[Item] = Stream(self._client, None, self._items(start, end, before), options)
-        with stream as answers:
-            for answer in answers:
-                self._parts.done(row)
-                self._take(row, answer, before)
-                row += 1
-                told()
+        row, room = start, _ByteRoom(HELD_BYTES)
+        stream: Stream[Item] = Stream(self._client, None, self._items(start, end, before, room), options)
+        try:
+            with stream as answers:
+                for answer in answers:
+                    self._parts.done(row)
+                    room.leave()
+                    self._take(row, answer, before)
+                    row += 1
+                    told()
+        finally:
+            room.close()  # else the thread that reads rows would wait for ever
 
-    def _items(self, start: int, end: int, before: Outlook) -> Iterator[OwnItem]:
+    def _items(self, start: int, end: int, before: Outlook, room: _ByteRoom) -> Iterator[OwnItem]:
         """Yield the rows as items of a stream, in another thread; one that cannot be sent carries its error."""
         rows = self._source.rows(start)
         for row in range(start, end):
@@ -208,6 +227,7 @@ class _Run:
                     error = raised
                 else:
                     self._parts.begun(row)
+            room.enter(sum(array.nbytes for array in inputs.values()))
             yield OwnItem(
                 key=row, model=self._model, inputs=inputs, deadline=self._job.deadline_s, error=error
             )
@@ -224,7 +244,7 @@ class _Run:
     def _take(self, row: int, answer: Item, before: Outlook) -> None:
         """Put an answer into the next part, and write that if it is due."""
         outputs, error = None, None
-        if isinstance(answer, Failed) and answer.error.retryable and row not in before.lost:
+        if isinstance(answer, Failed) and row not in before.lost and isinstance(answer.error, self._refusals):
             answer = self._again(row, answer)
         if isinstance(answer, Result):
             outputs = outputs_of_row(self._signature, answer, drops_batch=self._source.adds_batch)
@@ -247,7 +267,7 @@ class _Run:
             try:
                 return self._client.infer(self._job.model, inputs, deadline=self._job.deadline_s)
             except RequestError as raised:
-                if not raised.retryable:
+                if not isinstance(raised, self._refusals):
                     return Failed(row, raised, 0)
                 error = raised
         raise error
@@ -257,3 +277,38 @@ class _Run:
             self._parts.keep(self._pending, self._results)
             self._pending, self._pending_bytes = [], 0
         self._kept_at = monotonic()
+
+
+class _ByteRoom:
+    """A bound for the bytes of rows between the thread that reads them and the one that takes their answers.
+
+    `enter` waits for room, `leave` gives back what entered first.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._held = 0
+        self._sizes: deque[int] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def enter(self, nbytes: int) -> None:
+        """Wait until so many bytes fit, or nothing else is inside, or the room is closed; then take them."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or not self._sizes or self._held + nbytes <= self._most_bytes
+            )
+            self._sizes.append(nbytes)
+            self._held += nbytes
+
+    def leave(self) -> None:
+        """Give back the bytes that entered first."""
+        with self._changed:
+            self._held -= self._sizes.popleft()
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Let everything enter from now on: nobody gives anything back any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()

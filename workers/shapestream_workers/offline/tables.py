@@ -174,12 +174,12 @@ def _values(column: Any) -> Any:
         array: np.ndarray[Any, Any] = column.to_numpy(zero_copy_only=False)
         return array
     if pa.types.is_fixed_size_list(kind):
-        width = kind.list_size
-        offsets = np.arange(column.offset, column.offset + len(column) + 1) * width
-        inner = _values(column.values)
+        offsets = np.arange(column.offset, column.offset + len(column) + 1) * kind.list_size
     else:
         offsets = column.offsets.to_numpy()
-        inner = _values(column.values)
+    # Only what is in this slice: a whole table may lie behind it.
+    inner = _values(column.values.slice(offsets[0], offsets[-1] - offsets[0]))
+    offsets = offsets - offsets[0]
     present = column.is_valid().to_pylist()
     return [
         _stacked(inner[start:end]) if there else None
