@@ -261,7 +261,7 @@ class _Server:
             with _preparing:
                 if self._stop_asked:
                     return
-                slots = own_slots(self._loaded, models, wanted, self._cpus, close_s=self._close_s)
+                slots = own_slots(self._loaded, models, wanted, self._cpus, close_s=self._close_s / 2)
             if not self._stop_asked:
                 trio.run(self._serve, slots)
         except Exception as raised:  # noqa: BLE001 - the thread's edge; the program's thread raises it
@@ -292,7 +292,8 @@ class _Server:
 
             def stop() -> None:
                 try:
-                    token.run_sync_soon(partial(server.drain, grace_s=0.0))
+                    # What the client has withdrawn ends with its call; then the slots have as long again.
+                    token.run_sync_soon(partial(server.drain, grace_s=self._close_s / 2))
                 except trio.RunFinishedError:
                     return  # it has ended
 

@@ -83,15 +83,18 @@ def site(workplace: Any) -> Any:
     return workplace
 
 
-def command(site: Any, *arguments: str, program: str = SMALL_PARTS, **options: Any) -> subprocess.Popen[str]:
+def command(
+    site: Any, *arguments: str, env: dict[str, str] | None = None, **options: Any
+) -> subprocess.Popen[str]:
     """`shapestream run server.yaml`, with parts of 20 rows."""
+    path = os.pathsep.join([*filter(None, sys.path), str(IMPORTABLE)])
     return subprocess.Popen(
-        [sys.executable, "-c", program, "run", "server.yaml", *arguments],
+        [sys.executable, "-c", SMALL_PARTS, "run", "server.yaml", *arguments],
         cwd=site.folder,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(IMPORTABLE)])},
+        env={**os.environ, "PYTHONPATH": path, **(env or {})},
         **options,
     )
 
@@ -369,6 +372,24 @@ def test_a_full_disk_ends_the_run_which_goes_on_later(site: Any) -> None:
     assert "Traceback" not in said
     assert 0 == ended(command(site, "f", "in.parquet", "out.parquet", "--resume"))[0]
     assert ([*range(600)], doubled(values), [None] * 600) == results(site.folder / "out.parquet")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_told_to_end_has_no_suspects(number: signal.Signals, site: Any) -> None:
+    """Ctrl-C, or a scheduler that preempts it: the journal says that it left, and `--resume` goes on."""
+    values = rows(50)
+    table(site.folder, values)
+    site.write(SERVER.replace("gated:double", "gated:double_when_open"))
+    process = command(site, "f", "in.parquet", "out.parquet", env={"E2E_FOLDER": str(site.folder)})
+    site.wait_entered()
+    process.send_signal(number)
+    site.open_gate()
+    status, said = ended(process)
+    assert (1, "interrupted") == (status, said.splitlines()[-1])
+    assert "left" == (site.folder / "out.parquet.parts" / "journal").read_text().split()[-1]
+    again = command(site, "f", "in.parquet", "out.parquet", "--resume", env={"E2E_FOLDER": str(site.folder)})
+    assert 0 == ended(again)[0]
+    assert ([*range(50)], doubled(values), [None] * 50) == results(site.folder / "out.parquet")
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from shapestream_workers.keys import app as keys_app
 from shapestream_workers.lab.options import SimulateOptions, TuneOptions
 from shapestream_workers.logs import app as logs_app
 from shapestream_workers.printing import Json, print_answer
-from shapestream_workers.process import open_standard_streams, printing_to_stderr
+from shapestream_workers.process import ended_by_sigterm, open_standard_streams, printing_to_stderr
 from shapestream_workers.target import Key, ServerKey, Timeout, server_access
 
 app = typer.Typer(
@@ -392,7 +392,7 @@ def run(
             resume=resume,
             server=None if server is None else server_access(server, timeout, key, server_key),
         )
-        with printing_to_stderr():
+        with printing_to_stderr(), ended_by_sigterm():
             done = run_job(job)
         print_answer(
             [f"{done.rows} rows in {output}, {done.failed} of them failed"], done.to_dict(), as_json=as_json

@@ -10,6 +10,7 @@ import gc
 import os
 import platform
 import secrets
+import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -77,6 +78,16 @@ def printing_to_stderr() -> Iterator[None]:
     finally:
         os.dup2(kept, 1)
         os.close(kept)
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM raise KeyboardInterrupt, as Ctrl-C does, in the main thread: a job that is preempted ends in order."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _drop_unwritten_log() -> None:
