@@ -3,13 +3,17 @@
 Each client has a thread or an event loop of its own: trio's, or a core's thread (`Core.run_in_thread`). `MemoryEndpoint` is
 for one trio run, and a `ThreadServer` has slots as peers, which need no bound. Here both directions have one:
 
-    direction   what waits at most                      what happens beyond it
-    to server   `most_messages`, `most_bytes`           `send_nowait` raises `trio.WouldBlock`, `send` waits
-    to client   `most_messages`, `most_bytes`           `send_nowait` raises `OutboxFull`, and the server ends the link
+    direction   what waits at most              what happens beyond it
+    to server   `most_messages`, `most_bytes`   `send_nowait` raises `trio.WouldBlock`, `send` waits
+    to client   `most_answers` messages         `send_nowait` raises `OutboxFull`, and the server ends the link
 
-The first message that waits is taken whatever its size. A side that sleeps is woken as in memory.py: it says that it is
-about to sleep, and looks once more; the other side appends first, and looks whether this one sleeps. Counts that both sides
-read are written by one of them: what was sent by the sender, what was read by the receiver.
+The first message that waits is taken whatever its size. Answers are not bounded in bytes: what is unread are answers of
+requests that were under way when the client stopped reading, which its own program has chosen, and it sends no more until it
+reads. To end its link would lose answers that are in its memory already.
+
+A side that sleeps is woken as in memory.py: it says that it is about to sleep, and looks once more. The other side
+appends first, and looks whether this one sleeps. Counts that both sides read are written by one of them: what was sent, by the
+sender, what was read, by the receiver.
 
 Small frames are copied, large ones are shared, read-only. A client must not change an array before its result is there, as
 with ZeroMQ.
@@ -17,6 +21,7 @@ with ZeroMQ.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
 
@@ -33,7 +38,9 @@ from shapestream.transport.memory import CAPACITY_MESSAGES, MemorySocket, Thread
 from shapestream_engine.layout import Buffer
 
 MOST_BYTES = 512 << 20
-"""Unread bytes in one direction of a connection, at most: as much as a real server's outboxes hold (`max_outbox_bytes`)."""
+"""Bytes that the server has not read, at most: a client's credit by default (`window_bytes`)."""
+MOST_ANSWERS = 65_536 + 4096
+"""Messages that a client has not read, at most: the largest credit, and more than an hour of heartbeats."""
 
 
 class _Direction:
@@ -48,7 +55,7 @@ class _Direction:
         "most_messages",
     )
 
-    def __init__(self, most_messages: int, most_bytes: int) -> None:
+    def __init__(self, most_messages: int, most_bytes: float) -> None:
         self.most_messages = most_messages
         self.most_bytes = most_bytes
         self._sent_messages = self._sent_bytes = 0
@@ -72,9 +79,15 @@ class _Direction:
 class CrossingServer(ThreadServer):
     """A `PeerSocket` for clients of this process, each in a thread or an event loop of its own."""
 
-    def __init__(self, *, most_messages: int = CAPACITY_MESSAGES, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(
+        self,
+        *,
+        most_messages: int = CAPACITY_MESSAGES,
+        most_bytes: int = MOST_BYTES,
+        most_answers: int = MOST_ANSWERS,
+    ) -> None:
         super().__init__()
-        self._bounds = most_messages, most_bytes
+        self._bounds = most_messages, most_bytes, most_answers
         self._clients: dict[bytes, CrossingConnection] = {}
         self._over = False
 
@@ -126,12 +139,14 @@ class CrossingServer(ThreadServer):
 class CrossingConnection(MemorySocket[Message]):
     """A `Connection` to a `CrossingServer`. One thread uses it, by `run` in trio, or by `wait`."""
 
-    def __init__(self, server: CrossingServer, peer: bytes, most_messages: int, most_bytes: int) -> None:
+    def __init__(
+        self, server: CrossingServer, peer: bytes, most_messages: int, most_bytes: int, most_answers: int
+    ) -> None:
         super().__init__()
         self._server = server
         self._peer = peer
         self._to_server = _Direction(most_messages, most_bytes)
-        self._to_client = _Direction(most_messages, most_bytes)
+        self._to_client = _Direction(most_answers, math.inf)
         self._refused = 0
         """Bytes of the message for which there was no room; 0: there was."""
         self._senders = trio.lowlevel.ParkingLot()
