@@ -12,8 +12,8 @@ requests that were under way when the client stopped reading, which its own prog
 reads. To end its link would lose answers that are in its memory already.
 
 A side that sleeps is woken as in memory.py: it says that it is about to sleep, and looks once more. The other side
-appends first, and looks whether this one sleeps. Counts that both sides read are written by one of them: what was sent, by the
-sender, what was read, by the receiver.
+appends first, and looks whether this one sleeps. Counts that both sides read are written by one of them: what was sent, by
+the sender, what was read, by the receiver.
 
 Small frames are copied, large ones are shared, read-only. A client must not change an array before its result is there, as
 with ZeroMQ.
