@@ -16,9 +16,10 @@ time never meets its own calls, so n is 0 for it, however fast it asks. Of sever
 A request that comes beside a wide call begins on another slot at once, if one is free; in another process, if nothing runs
 there. So nothing waits for a wide call but by the cores that it takes.
 
-The prices of slots are those of busy processes. What a lone request gains depends on lone runs, so their ratio to the price
-is learned (`_LoneRuns`). Now and then a lone request without a deadline runs the other way, or a wrong price would forbid
-the run that corrects it.
+The prices of slots are those of busy processes. What a lone request gains depends on lone runs, so their ratios to the
+prices are learned, one for each way and all sizes (`_LoneRuns`): where a neighbour takes the cores of a machine or leaves
+them, few runs show it, while the prices of single sizes follow one by one. Now and then a lone request without a deadline
+runs the other way, or a wrong price would forbid the run that corrects it.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ K = 0.5
 prices; 0 costs up to 7 % of the p50 at 60 to 80 % of the peak (docs/experiments.md)."""
 KEPT = 1.0 - 1.0 / 64.0
 """Part of the counts that each arrival leaves: n follows the load within about 64 requests, however long calls take."""
-WEIGHT = 0.1
+WEIGHT = 0.2
 """Weight of the newest lone run in the mean ratio to its price."""
 MOST_RATIO = 4.0
 """The largest ratio of a run to its price that is believed, and the inverse of the smallest: one stall teaches little."""
 FIRST_RUNS = 16
 """Lone requests of a model that take turns between a slot and the wide one, before anything is known of lone runs."""
-TRY_EVERY = 32
-"""After these, one of so many runs the other way than predicted."""
+TRY_EVERY = 16
+"""After these, one of so many runs the other way than predicted: some five tries show that neighbours have left."""
 LOOK = 64
 """Free slots among which one in an idle process is looked for, at most."""
 
@@ -51,17 +52,22 @@ LOOK = 64
 class _LoneRuns:
     """The lone requests of one model."""
 
-    __slots__ = ("count", "ratio")
+    __slots__ = ("count", "ratio", "wide_ratio")
 
     def __init__(self) -> None:
         self.count = 0
         self.ratio = 1.0
         """Seconds of a run with nothing beside it / its price on a slot that is not wide."""
+        self.wide_ratio = 1.0
+        """The same on the wide slot."""
 
-    def took(self, busy_s: float, predicted_s: float) -> None:
+    def took(self, busy_s: float, predicted_s: float, *, wide: bool) -> None:
         """Learn from a run that was alone from its beginning to its end."""
         ratio = min(MOST_RATIO, max(1.0 / MOST_RATIO, busy_s / predicted_s))
-        self.ratio += WEIGHT * (ratio - self.ratio)
+        if wide:
+            self.wide_ratio += WEIGHT * (ratio - self.wide_ratio)
+        else:
+            self.ratio += WEIGHT * (ratio - self.ratio)
 
     def tries(self) -> bool:
         """Count a lone request, and tell whether it runs the other way than predicted."""
@@ -84,7 +90,7 @@ class WideSlots:
         self._runs: dict[str, _LoneRuns] = {}
         """By model."""
         self._alone: dict[int, int] = {}
-        """By slot, the request that began there with nothing beside it, and not on the wide slot."""
+        """By slot, the request that began there with nothing beside it."""
 
     def passed(self, seconds: float, arrived: int) -> None:
         """Note the time since the last event, and how many requests have arrived now. Asked before these change anything."""
@@ -113,8 +119,8 @@ class WideSlots:
             found = self._cheaper(request, queue, slot, wide)
         except Exception:  # noqa: BLE001 - what is wrong with a price is reported when the batch is cut
             return slot
-        if found is slot and queue.name in self._runs:
-            self._alone[slot.id] = request.id
+        if queue.name in self._runs:
+            self._alone[found.id] = request.id
         return found
 
     def ran(self, batch: Batch, busy_s: float) -> None:
@@ -125,7 +131,7 @@ class WideSlots:
         if began_alone is None or not predicted_s or self._slots.newest != batch.id:
             return
         if [began_alone] == [member.id for member in batch.members]:
-            self._runs[batch.model].took(busy_s, predicted_s)
+            self._runs[batch.model].took(busy_s, predicted_s, wide=slot.wide)
 
     def forget(self, slot: int) -> None:
         """Forget a slot that has left."""
@@ -154,7 +160,7 @@ class WideSlots:
         if runs is None:
             runs = self._runs[queue.name] = _LoneRuns()
         narrow_s = runs.ratio * _price(request, queue, slot)
-        wide_s = _price(request, queue, wide)
+        wide_s = runs.wide_ratio * _price(request, queue, wide)
         if not (isfinite(narrow_s) and isfinite(wide_s) and narrow_s > 0.0 and wide_s > 0.0):
             return slot
         arrivals_per_s = self.arrivals_per_s / max(1, len(self._slots.workers))

@@ -56,11 +56,11 @@ def process(stage):
     return stage
 
 
-def _run_lone(stage, count: int, *, wide_s: float = 0.06, narrow_s: float = 0.1) -> list[int]:
+def _run_lone(stage, count: int, *, size: int = 4, wide_s: float = 0.06, narrow_s: float = 0.1) -> list[int]:
     """Requests come one after the other, each when the last was answered; the slots that they ran on."""
     slots = []
     for _ in range(count):
-        stage.arrive((1, 4))
+        stage.arrive((1, size))
         start = stage.started[-1]
         slots.append(start.slot)
         seconds = wide_s if start.slot == 2 else narrow_s
@@ -248,3 +248,14 @@ def test_a_report_of_a_wide_call_teaches_its_own_price(process):
     """Wide calls that become slow are made no more, but for the tries."""
     _run_lone(process, 20 * TRY_EVERY, wide_s=0.15)
     assert 1 >= _run_lone(process, TRY_EVERY, wide_s=0.15).count(2)
+
+
+def test_wide_calls_come_back_when_a_neighbour_has_left(process):
+    """It made them slow at all sizes for a while; some tries, at any size, show that it has gone."""
+    for size in (4, 16, 64, 128):
+        for _ in range(2 * TRY_EVERY):
+            _run_lone(process, 1, size=size, wide_s=0.3, narrow_s=0.1)
+    assert 1 >= _run_lone(process, TRY_EVERY, size=64, wide_s=0.3).count(2)
+    for _ in range(12 * TRY_EVERY):
+        _run_lone(process, 1, size=128)
+    assert TRY_EVERY - 2 <= _run_lone(process, TRY_EVERY, size=128).count(2)
