@@ -34,7 +34,7 @@ from shapestream.scheduling.slots import Slot, SlotState, SlotTable
 
 K = 0.5
 """Part of a wide call's seconds that a request loses which comes meanwhile, on average. Simulated on two cores with MiniLM's
-prices; 0 costs up to 7 % of the p50 at 60 to 80 % of the peak (docs/experiments.md)."""
+calls: with 0 the p50 is up to 5 % longer near the peak, with 1 less is gained at 60 % of it (docs/experiments.md)."""
 KEPT = 1.0 - 1.0 / 64.0
 """Part of the counts that each arrival leaves: n follows the load within about 64 requests, however long calls take."""
 WEIGHT = 0.2
