@@ -78,6 +78,9 @@ class EchoSlots:
         self.withdrawn: list[tuple[int, int, str]] = []
         self.closed = False
 
+    def give_up_wide(self) -> None:
+        """Nothing to give up."""
+
     def start(self, tell: Callable[[News], None]) -> None:
         """Remembers to whom to tell."""
         self.tell = tell

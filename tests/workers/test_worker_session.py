@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -63,6 +64,9 @@ class RecordingSlots:
         self.session: SlotSession | None = None
         self.withdrawn: list[tuple[int, int, str]] = []
         self.difference_s: float | None = None
+
+    def give_up_wide(self) -> None:
+        """Nothing to give up."""
 
     def start(self, tell: Callable[[News], None]) -> None:
         """Not the session's to ask."""
@@ -280,6 +284,23 @@ def test_the_greeting_leaves_out_the_costs_that_have_no_room() -> None:
     assert 5 < len(hello.costs) < 20
     assert [[*hello.costs]] == [[*seen.costs] for seen in read(hello) if isinstance(seen, WorkerHello)]
     assert [] == read(hello_with(tables))
+
+
+def test_a_wide_slot_whose_costs_have_no_room_is_not_told() -> None:
+    """It would be known without prices, and get nothing. Where there is room, it goes before the other costs."""
+    many = {f"m{n}": table_of(200) for n in range(60)}
+    bare = hello_with({})
+    told = with_costs_that_fit(replace(bare, wide={"m": table_of(3)}), many)
+    assert {"m"} == set(told.wide)
+    assert [] != read(told)
+    none = with_costs_that_fit(replace(bare, wide=many), {"m": table_of(3)})
+    assert ({}, {"m"}) == (none.wide, set(none.costs))
+    assert [] != read(none)
+
+
+def table_of(points: int) -> dict[str, Any]:
+    """A table with so many points, as plain data."""
+    return {"key": "k", "dimensions": ["batch"], "points": [[[n], 0.1, None] for n in range(points)]}
 
 
 def hello_with(costs: dict[str, Any]) -> WorkerHello:

@@ -62,24 +62,22 @@ was just starting."""
 def with_costs_that_fit(hello: WorkerHello, costs: Mapping[str, dict[str, Any]]) -> WorkerHello:
     """Return the greeting with as many of these cost tables as a message may hold, the smallest first.
 
-    The server learns the costs of other models from their traffic. The wide slot's are in `hello`, since it has no model
-    without them.
+    The server learns the costs of other models from their traffic. Those of the wide slot, which has no model without them,
+    are all told, or none.
     """
     room = (
         MAX_WORKER_ITEMS
         - ENTRY_ITEMS
         - sum(
             items_of(value)
-            for value in (
-                hello.models,
-                hello.digests,
-                hello.once,
-                hello.tolerances,
-                hello.engines,
-                hello.wide,
-            )
+            for value in (hello.models, hello.digests, hello.once, hello.tolerances, hello.engines)
         )
     )
+    if hello.wide and (wide := items_of(hello.wide)) > room:
+        log.warning("costs are not told", models=sorted(hello.wide), why="the greeting has no room for them")
+        hello = replace(hello, wide={})
+    elif hello.wide:
+        room -= wide
     fitting: dict[str, dict[str, Any]] = {}
     for name, table in sorted(costs.items(), key=lambda item: items_of(item[1])):
         room -= items_of({name: table})
@@ -112,6 +110,8 @@ class WorkerSession:
             ),
             {key: table.to_dict() for key, table in slots.costs.items()},
         )
+        if not self._hello.wide:
+            slots.give_up_wide()  # or its thread would greet a server that expects no such slot
         self.greeting_waits = False
         """True while the greeting waits for batches of an earlier session that still hold slots."""
         self.occupied_since: float | None = None

@@ -188,6 +188,10 @@ class SlotThreads:
         """Whether any of them runs a batch."""
         return any(thread.runner.begun is not None for thread in self._threads)
 
+    def give_up_wide(self) -> None:
+        """Have no wide slot. Asked before `start`."""
+        self._wide, self.wide_costs = {}, {}
+
     def listen(self) -> tuple[PeerSocket, Codec]:
         """Return a private port that these slots dial, and its codec."""
         socket = ThreadServer()
