@@ -74,7 +74,7 @@ class CompiledModel(ABC):
         self.tolerances: Mapping[str, Mapping[str, Any]] = {}
         """`OutputTolerance.to_dict` by output, from the proof; empty: results may not be compared."""
         self.compile_again: Callable[[int, int], CompiledModel] | None = None
-        """Compiles the same model for other slots and threads; `compile_model` sets it."""
+        """Compiles the same file for other slots and threads; `compile_model` sets it. None: the model is of no file."""
 
     @property
     def inputs(self) -> tuple[InputPort, ...]:

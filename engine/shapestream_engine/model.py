@@ -240,7 +240,8 @@ def compile_model(
     for step in spec.steps:
         compiled = _stepped(compiled, step)
     compiled.engine = choice.engine
-    compiled.compile_again = lambda slots, threads: compile_model(spec, slots=slots, threads=threads)
+    if spec.path is not None:  # a model in memory is not held for it
+        compiled.compile_again = lambda slots, threads: compile_model(spec, slots=slots, threads=threads)
     if compiled.prepares:
         _warm_up(compiled, spec)
     return compiled

@@ -279,6 +279,8 @@ SECTIONS = [
     ("workers: [2]", "x.yaml:2:11: workers[0]: expected a mapping, got 2 (write {count: 2})"),
     ("workers: [{slots: 257}]", "slots: expected auto or a count, got 257 (write auto, or 1 to 256)"),
     ("in_process: {slots: 257}", "slots: expected auto or a count, got 257 (write auto, or 1 to 256)"),
+    ("workers: [{wide: 2}]", "wide: expected auto, true or false, got 2 (write auto, true or false)"),
+    ('in_process: {wide: "true"}', 'wide: expected auto, true or false, got "true" (remove the quotes)'),
 ]  # fmt: skip
 
 

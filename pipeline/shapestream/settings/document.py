@@ -64,6 +64,14 @@ def read_auto(value: Any, most: int) -> Any:
     raise wrong(f"expected auto or a count, got {describe(value)} ({hint})")
 
 
+def read_wide(value: Any) -> Any:
+    """Read `auto`, or whether."""
+    if value == "auto" or isinstance(value, bool):
+        return value
+    hint = "remove the quotes" if value in ("true", "false") else "write auto, true or false"
+    raise wrong(f"expected auto, true or false, got {describe(value)} ({hint})")
+
+
 def _auto_schema(most: int) -> dict[str, Any]:
     return {"anyOf": [{**COUNT, "maximum": most}, {"const": "auto"}]}
 
@@ -81,6 +89,11 @@ ThreadCount: TypeAlias = Annotated[
 ]
 
 
+Wide: TypeAlias = Annotated[
+    Literal["auto"] | bool, BeforeValidator(read_wide), WithJsonSchema({"enum": ["auto", True, False]})
+]
+
+
 class ProcessSettings(Section):
     """A process with slots."""
 
@@ -90,7 +103,7 @@ class ProcessSettings(Section):
     """Threads that the engine may use in one process."""
     memory_limit: MemoryLimit | None = None
     """Resident memory at which a worker is replaced, with nothing lost, and at which the server warns. Default: none."""
-    wide: Literal["auto"] | bool = False
+    wide: Wide = False
     """Whether a lone request runs on all threads of its process, by a compiled form of its own that takes the memory of one
     more slot. `auto`: if that is measured to be faster."""
 
