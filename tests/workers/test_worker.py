@@ -78,9 +78,6 @@ class EchoSlots:
         self.withdrawn: list[tuple[int, int, str]] = []
         self.closed = False
 
-    def give_up_wide(self) -> None:
-        """Nothing to give up."""
-
     def start(self, tell: Callable[[News], None]) -> None:
         """Remembers to whom to tell."""
         self.tell = tell

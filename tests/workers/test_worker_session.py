@@ -65,9 +65,6 @@ class RecordingSlots:
         self.withdrawn: list[tuple[int, int, str]] = []
         self.difference_s: float | None = None
 
-    def give_up_wide(self) -> None:
-        """Nothing to give up."""
-
     def start(self, tell: Callable[[News], None]) -> None:
         """Not the session's to ask."""
 

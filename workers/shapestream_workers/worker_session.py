@@ -110,7 +110,7 @@ class WorkerSession:
             ),
             {key: table.to_dict() for key, table in slots.costs.items()},
         )
-        if not self._hello.wide:
+        if slots.wide_costs and not self._hello.wide:
             slots.give_up_wide()  # or its thread would greet a server that expects no such slot
         self.greeting_waits = False
         """True while the greeting waits for batches of an earlier session that still hold slots."""
