@@ -275,3 +275,34 @@ def test_300_callers_that_vanish_leave_no_descriptor_and_no_queued_request(workp
         until("none", lambda: client.statistics()["unfinished"] == 0)
         until("the descriptors of before", lambda: gateway.num_fds() <= before)
     assert [2.0, 4.0] == infer(port_of(served))
+
+
+def test_memory_goes_back_after_large_bodies(workplace: Any) -> None:
+    """A gateway that has answered bodies of 16 MiB is no larger than before; the C library would keep 50 MiB."""
+    large = SERVED.replace("1..64", "1..5000000").replace("MODEL", "double")
+    served = workplace.serve(workplace.write(large.replace("HTTP", '"127.0.0.1:0"')))
+    served.wait_for("gateways ready")
+    port = port_of(served)
+    assert [2.0, 4.0] == infer(port)
+    (gateway,) = map(psutil.Process, pids(served))
+    before = gateway.memory_info().rss
+    entry = {
+        "name": "x",
+        "datatype": "FP32",
+        "shape": [1, 4 << 20],
+        "parameters": {"binary_data_size": 16 << 20},
+    }
+    output = {"name": "y", "parameters": {"binary_data": True}}
+    head = json.dumps({"inputs": [entry], "outputs": [output]}).encode()
+
+    def send(_: int) -> int:
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)) as connection:
+            headers = {"Inference-Header-Content-Length": str(len(head))}
+            connection.request("POST", "/v2/models/gated/infer", head + bytes(16 << 20), headers)
+            answer = connection.getresponse()
+            answer.read()
+            return answer.status
+
+    with ThreadPoolExecutor(4) as pool:
+        assert [200] * 12 == [*pool.map(send, range(12))]
+    until("the memory", lambda: gateway.memory_info().rss < before + (20 << 20))
