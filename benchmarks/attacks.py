@@ -627,6 +627,8 @@ def measure(
                     with victim.attacked(kind, count):
                         p99_s, beside = victim.ask(name, requests, model)
                         longest_s, _ = longest_turn_s(victim.turns)
+                        if not longest_s:
+                            raise AssertionError("no event loop has told its turns")
                         if profiles:
                             tell_profiles(kind, count, victim.turns)
                     row = found.setdefault((kind, count), [])

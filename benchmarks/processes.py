@@ -76,14 +76,18 @@ def child_process(
 ) -> Iterator[Child]:
     """Runs `python ARGUMENTS` until the block ends; its output goes to the file `log`.
 
-    `environment` is added to this process's own, and gives way to it. `python` is this process's own by default.
+    `environment` is added to this process's own, and gives way to it, but for the folders of PYTHONPATH, which come before.
+    `python` is this process's own by default.
     """
+    added = dict(environment or {})
+    folders = [part["PYTHONPATH"] for part in (added, os.environ) if part.get("PYTHONPATH")]
+    path = {"PYTHONPATH": os.pathsep.join(folders)} if folders else {}
     with log.open("wb") as sink:
         process = subprocess.Popen(
             [python, *arguments],
             stdout=sink,
             stderr=sink,
-            env={"SHAPESTREAM_ANY_FUNCTION": "1", **(environment or {}), **os.environ},
+            env={"SHAPESTREAM_ANY_FUNCTION": "1", **added, **os.environ, **path},
         )
         try:
             yield Child(process)

@@ -26,8 +26,8 @@ pytestmark = pytest.mark.e2e
 
 CONNECTIONS = 560
 """Of each of the two: together more than the 1,024 requests of a gateway, of which a quota is a third here."""
-CALLS = 80
-"""Of each of the two over gRPC, each over a connection of its own: together more than the 128 calls of a gateway."""
+CALLS = 100
+"""Of each of the two over gRPC, each over a connection of its own: together more than the threads for calls of a gateway."""
 ASKED = 100
 SERVED = """\
     server:
