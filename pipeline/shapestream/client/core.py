@@ -266,7 +266,7 @@ class Core:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether a server is there that takes new requests. It may be read in any thread."""
+        """True where a server is there that takes new requests. It may be read in any thread."""
         return self._session.takes_requests
 
     @property

@@ -235,7 +235,7 @@ class Session:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether a server is there that takes new requests."""
+        """True where a server is there that takes new requests."""
         return self._link.is_open and self.in_flight.held_at is None
 
     @property
@@ -600,7 +600,7 @@ class LinkSettings:
     others: int = 0
     """Servers besides the present one. While none has answered since, the next is looked for without a rest."""
     gives_up: bool = False
-    """Whether requests that this server cannot have now are given up (`Moved`), for the sessions of other servers."""
+    """True: requests that this server cannot have now are given up (`Moved`), for the sessions of other servers."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a time that is not above 0."""

@@ -1,4 +1,4 @@
-"""Which of several servers gets the next request: the one with the least own outstanding seconds per slot. Pure.
+"""The choice among several servers for the next request: the one with the least own outstanding seconds per slot. Pure.
 
 A client knows what it has sent and was not answered yet, but not what others have. A rule by own requests needs no word
 from the servers. Loads that servers tell are old when they arrive, and clients that follow them go to one server together.

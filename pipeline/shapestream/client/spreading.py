@@ -139,12 +139,12 @@ class Hop:
         self._back(self)
 
 
-class Asked:
+class Poll:
     """A question that several arms were asked, each with a ticket of its own."""
 
     __slots__ = ("_back", "answers", "closed", "inner", "ticket")
 
-    def __init__(self, ticket: Question, back: Callable[[Asked], None]) -> None:
+    def __init__(self, ticket: Question, back: Callable[[Poll], None]) -> None:
         self.closed = False
         self.ticket = ticket
         self.inner: dict[int, Question] = {}
@@ -178,7 +178,7 @@ class Arm:
         self.here_since = math.inf
         """When its server was first seen; a connection that breaks changes nothing about it."""
         self.epoch: bytes | None = None
-        self.asked: dict[str, tuple[Asked, float]] = {}
+        self.polls: dict[str, tuple[Poll, float]] = {}
         """The models that it was asked for, with the answers and the times."""
         self.is_named = True
         """Whether the addresses, or the last look-up, have it."""
@@ -258,7 +258,7 @@ class SpreadCore:
         self.models = SpreadModels(self._arms)
         self._prices = Prices()
         self._quarantine = Quarantine(MOST_REQUESTS, KEEP_S)
-        self._returned: deque[Hop | Asked] = deque()
+        self._returned: deque[Hop | Poll] = deque()
         self._is_told = False
         """Whether a turn is due that has not begun, and takes what came back."""
         self._found: deque[tuple[str, list[str]]] = deque()
@@ -268,7 +268,7 @@ class SpreadCore:
         self._routes: OrderedDict[RequestTicket, Route] = OrderedDict()
         self._waiting: list[Route] = []
         """The routes without a hop, in order of submission."""
-        self._questions: dict[Question, Asked] = {}
+        self._questions: dict[Question, Poll] = {}
         self._streams: dict[int, Owner] = {}
         self._finished: list[AnyTicket] = []
         self._numbers = 0
@@ -319,7 +319,7 @@ class SpreadCore:
     def _deliver(self, tickets: list[AnyTicket]) -> None:
         self._hand_over(tickets)
 
-    def _back(self, came: Hop | Asked) -> None:
+    def _back(self, came: Hop | Poll) -> None:
         self._returned.append(came)
         if not self._is_told:  # two threads may see False: then it is woken twice
             self._is_told = True
@@ -353,9 +353,9 @@ class SpreadCore:
         )
         arm = self._arms[name] = Arm(self._places, name, core)
         self._places += 1
-        for asked in self._questions.values():
-            if isinstance(asked.ticket, WelcomeTicket | OpenTicket):
-                self._ask_arm(arm, asked)
+        for poll in self._questions.values():
+            if isinstance(poll.ticket, WelcomeTicket | OpenTicket):
+                self._ask_arm(arm, poll)
         arm.thread.start()
 
     def _arm_turned(self) -> None:
@@ -431,7 +431,7 @@ class SpreadCore:
                 del self._arms[arm.address]
             elif arm.is_open and now >= arm.sized_at + SIZE_S:
                 arm.sized_at = now
-                self._ask_arm(arm, Asked(StatisticsTicket(cast("Owner", None)), self._back))
+                self._ask_arm(arm, Poll(StatisticsTicket(cast("Owner", None)), self._back))
         if self._open_arms():
             self._none_since = None
         elif self._none_since is None:
@@ -488,10 +488,10 @@ class SpreadCore:
                 route.hop.closed = True
                 route.hop.arm.gave(route.hop)
                 route.hop.arm.core.submissions.post(Withdraw(route.hop.ticket))
-        asked = self._questions.pop(ticket, None)
-        if asked is not None:
-            asked.closed = True
-            for place, inner in asked.inner.items():
+        poll = self._questions.pop(ticket, None)
+        if poll is not None:
+            poll.closed = True
+            for place, inner in poll.inner.items():
                 for arm in self._arms.values():
                     if arm.place == place and not isinstance(inner, OpenTicket):
                         arm.core.submissions.post(Withdraw(inner))
@@ -529,12 +529,12 @@ class SpreadCore:
 
     def _open_at(self, arm: Arm, name: str, now: float) -> None:
         """Ask an arm for a model, unless it was asked, or has refused it of late."""
-        asked, at = arm.asked.get(name, (None, -math.inf))
-        if asked is not None and (not asked.answers or now < at + LOOK_UP_S):
+        poll, at = arm.polls.get(name, (None, -math.inf))
+        if poll is not None and (not poll.answers or now < at + LOOK_UP_S):
             return
-        asked = Asked(OpenTicket(cast("Owner", None), name=name), self._back)
-        arm.asked[name] = (asked, now)
-        self._ask_arm(arm, asked)
+        poll = Poll(OpenTicket(cast("Owner", None), name=name), self._back)
+        arm.polls[name] = (poll, now)
+        self._ask_arm(arm, poll)
 
     def _is_worth_the_risk(self, arm: Arm, route: Route, now: float) -> bool:
         """Tell whether a server may get a request of which a loss was counted: it has settled, and is not the last one."""
@@ -555,8 +555,8 @@ class SpreadCore:
                     return None
                 said = said or Unavailable(CHANGED)
                 continue
-            asked, _ = arm.asked.get(name, (None, 0.0))
-            refused = None if asked is None else asked.answers.get(arm.place)
+            poll, _ = arm.polls.get(name, (None, 0.0))
+            refused = None if poll is None else poll.answers.get(arm.place)
             if not isinstance(refused, RequestError):
                 return None  # it is being opened
             said = refused
@@ -640,10 +640,10 @@ class SpreadCore:
                 self._waiting.remove(route)
                 self._poisoned(route, LAST_SERVER, now)
 
-        for asked in [*self._questions.values()]:
-            if asked.ticket.deadline is not None and asked.ticket.deadline <= now and not asked.inner:
-                self._withdraw(asked.ticket)
-                self._end(asked.ticket, Unavailable(f"no server answered at {self.name}"))
+        for poll in [*self._questions.values()]:
+            if poll.ticket.deadline is not None and poll.ticket.deadline <= now and not poll.inner:
+                self._withdraw(poll.ticket)
+                self._end(poll.ticket, Unavailable(f"no server answered at {self.name}"))
 
     def _end_waiting(self, route: Route, error: RequestError) -> None:
         self._waiting.remove(route)
@@ -661,52 +661,52 @@ class SpreadCore:
 
     def _ask_arms(self, ticket: Question) -> None:
         """Ask the arms: for a model or a welcome all, else those whose servers are there."""
-        asked = self._questions[ticket] = Asked(ticket, self._back)
+        poll = self._questions[ticket] = Poll(ticket, self._back)
         arms = list(self._arms.values())
         if isinstance(ticket, StatisticsTicket | StoriesTicket):
             arms = self._open_arms() or arms
         for arm in arms:
-            self._ask_arm(arm, asked)
+            self._ask_arm(arm, poll)
 
-    def _ask_arm(self, arm: Arm, asked: Asked) -> None:
-        inner = _copy_of(asked.ticket, asked)
+    def _ask_arm(self, arm: Arm, poll: Poll) -> None:
+        inner = _copy_of(poll.ticket, poll)
         inner.key = arm.place
-        asked.inner[arm.place] = inner
+        poll.inner[arm.place] = inner
         arm.core.submissions.post(inner)
 
-    def _take_answers(self, asked: Asked) -> None:
+    def _take_answers(self, poll: Poll) -> None:
         """End a question that was answered by the arms that it waits for."""
-        for place, inner in asked.inner.items():
+        for place, inner in poll.inner.items():
             if inner.outcome is not None:
-                asked.answers[place] = inner.outcome
+                poll.answers[place] = inner.outcome
                 if isinstance(inner.outcome, dict) and isinstance(inner, StatisticsTicket):
                     self._note_slots(place, inner.outcome)
-        if self._questions.get(asked.ticket) is not asked:
+        if self._questions.get(poll.ticket) is not poll:
             return  # it has ended, or the router asked it for itself
-        outcome = self._answer(asked)
+        outcome = self._answer(poll)
         if outcome is not None:
-            del self._questions[asked.ticket]
-            self._end(asked.ticket, outcome)
+            del self._questions[poll.ticket]
+            self._end(poll.ticket, outcome)
 
-    def _answer(self, asked: Asked) -> Any:
+    def _answer(self, poll: Poll) -> Any:
         """Return the answer to a question; None where more arms are to be heard."""
         good = {
-            place: answer for place, answer in asked.answers.items() if not isinstance(answer, RequestError)
+            place: answer for place, answer in poll.answers.items() if not isinstance(answer, RequestError)
         }
-        there = {arm.place for arm in self._open_arms()} & asked.inner.keys()
-        heard = asked.answers.keys()
-        match asked.ticket:
+        there = {arm.place for arm in self._open_arms()} & poll.inner.keys()
+        heard = poll.answers.keys()
+        match poll.ticket:
             case WelcomeTicket() | OpenTicket() if good:
                 return next(iter(good.values()))
             case StatisticsTicket() if good and there <= heard:
                 return {"servers": {self._address_at(place): values for place, values in good.items()}}
             case StoriesTicket() if good and there <= heard:
                 return self._stories(good)
-        if asked.inner.keys() <= heard or (
-            there and there <= heard and not isinstance(asked.ticket, WelcomeTicket)
-        ):
-            return next(iter(asked.answers.values()), None)
-        return None
+        all_refused = bool(heard) and poll.inner.keys() <= heard
+        if isinstance(poll.ticket, WelcomeTicket):
+            words = "; ".join(error.message for error in poll.answers.values())
+            return Unavailable(words) if all_refused else None
+        return next(iter(poll.answers.values())) if all_refused or (there and there <= heard) else None
 
     def _stories(self, answers: dict[int, Any]) -> dict[str, Any]:
         stories = [
