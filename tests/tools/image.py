@@ -33,7 +33,7 @@ TAG = "shapestream-image-test"
 CONFIG = """\
 server:
   listen: [ipc:///run/shapestream/server.sock]
-  http: {address: "127.0.0.1:0", token_file: secrets/tokens, openai: sentences}
+  http: {address: "127.0.0.1:0", token_file: secrets/tokens, texts: sentences}
   grpc: {address: "127.0.0.1:0", token_file: secrets/tokens}
 models:
   - {name: scaling, path: models/scaling.onnx}

@@ -44,7 +44,7 @@ class Server:
         seen = []
         for line in lines:
             seen.append(line)
-            event = json.loads(line)
+            event = json.loads(line) if line.startswith("{") else {"event": line}
             if event["event"] in ("http ready", "grpc ready"):
                 self.places[event["event"].partition(" ")[0]] = event["address"]
             if len(self.places) == 2 and any('"workers ready"' in one for one in seen):
