@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
+from threading import Event
 from typing import Any
 
 from shapestream.scheduling import events
@@ -58,6 +59,8 @@ class EagerScheduler:
         self.log: list[events.Event | Action] = []
         self.joined: list[events.SlotJoined] = []
         self.closing: set[int] = set()
+        self.asks_back = Event()
+        """Set whenever a batch is asked back; for a model that waits for that."""
         self._numbers = 0
 
     @contextmanager
@@ -173,6 +176,7 @@ class EagerScheduler:
                     self.unanswered.add(batch)
                     self.recalled.add(batch)
                     self.batches[batch].recalled = True
+                    self.asks_back.set()
                     actions.append(RecallBatch(batch=self.batches[batch]))
 
     def _start(self, actions: list[Action]) -> None:
