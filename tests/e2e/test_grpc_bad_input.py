@@ -29,6 +29,14 @@ SERVED = """\
         inputs: {x: {shape: "batch:1..8, n:0..4194304", element_type: f32}}
         outputs: {y: {shape: "batch, n", element_type: f32}}
         batching: {max_batch: 1}
+      - name: tokens
+        function: words:tokenise
+        calibration_s: 0
+        inputs: {text: {shape: "texts", element_type: str}}
+        outputs:
+          input_ids: {rule: list, shape: "tokens", element_type: i64}
+          tokens: {shape: "texts", element_type: i64}
+        batching: {max_batch: 1}
     in_process: true
 """
 HUGE = 2**62
@@ -196,6 +204,17 @@ BAD: dict[str, tuple[Any, str, str]] = {
         "INVALID_ARGUMENT",
         "bytes_contents",
     ),
+    "two million raw strings": (
+        protocol.ModelInferRequest(
+            model_name="tokens",
+            inputs=[
+                protocol.ModelInferRequest.InferInputTensor(name="text", datatype="BYTES", shape=[2_000_000])
+            ],
+            raw_input_contents=[bytes(8_000_000)],
+        ),
+        "RESOURCE_EXHAUSTED",
+        "at most 65536",
+    ),
     "a message beyond the limit": (request(np.zeros((1, 3 << 20))), "RESOURCE_EXHAUSTED", "larger than max"),
 }
 
@@ -296,7 +315,7 @@ def test_pages(caller: Caller) -> None:
     server = protocol.ServerMetadataResponse.FromString(caller.call("ServerMetadata"))
     assert "shapestream" == server.name
     assert "statistics" in server.extensions
-    (row,) = protocol.RepositoryIndexResponse.FromString(caller.call("RepositoryIndex")).models
+    row, _ = protocol.RepositoryIndexResponse.FromString(caller.call("RepositoryIndex")).models
     assert ("gated", "1", "READY") == (row.name, row.version, row.state)
     named = protocol.ModelReadyRequest(name="gated")
     assert protocol.ModelReadyResponse.FromString(caller.call("ModelReady", named)).ready
@@ -329,7 +348,7 @@ def test_pages(caller: Caller) -> None:
     while counted() != wanted and time.monotonic() < give_up_at:
         time.sleep(0.05)
     assert wanted == counted()
-    (told,) = protocol.ModelStatisticsResponse.FromString(caller.call("ModelStatistics")).model_stats
+    told, _ = protocol.ModelStatisticsResponse.FromString(caller.call("ModelStatistics")).model_stats
     assert abs(told.last_inference - now_ms) < 3_600_000
 
 
