@@ -36,6 +36,7 @@ OPTIONAL = {
     ),
     "prometheus_client": "pipeline/shapestream/serving/admin_pages.py",
     "pyarrow": "workers/shapestream_workers/offline/tables.py",
+    "ray": "pipeline/shapestream/ray.py",
     "PIL": "workers/shapestream_workers/offline/pictures.py",
     "opentelemetry": (
         "pipeline/shapestream/serving/tracing.py",

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from pyarrow import ipc, parquet
 
 from shapestream.errors import ConfigurationError, InvalidRequest
+from shapestream.row_values import inputs_of_row, outputs_of_row
 from shapestream_engine.output_rules import Rows
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.offline.results import DoneRow, NpzResults
-from shapestream_workers.offline.row_values import inputs_of_row, outputs_of_row
 from shapestream_workers.offline.sources import LineSource
 from shapestream_workers.offline.tables import ParquetResults, TableSource
 

@@ -28,11 +28,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from shapestream.deaths import MOST_DEATHS
 from shapestream.errors import Poisoned, RequestError, WorkerLost
 
 ATTEMPT, BEGUN, DONE, LEFT = "attempt", "begun", "done", "left"
-MOST_DEATHS = 2
-"""Deaths after which a row is not tried again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

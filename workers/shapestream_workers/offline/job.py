@@ -34,6 +34,7 @@ from shapestream.errors import (
     did_you_mean,
 )
 from shapestream.loading.models import digests_of
+from shapestream.row_values import columns_of, inputs_of_row, outputs_of_row
 from shapestream.settings import ChainSettings, LoadedSettings, ModelSettings
 from shapestream_workers.offline.attempts import Outlook
 from shapestream_workers.offline.formats import check_output, open_source, results_of
@@ -41,8 +42,7 @@ from shapestream_workers.offline.parts import Parts
 from shapestream_workers.offline.pictures import PictureFormat
 from shapestream_workers.offline.progress import Progress
 from shapestream_workers.offline.results import DoneRow, Results
-from shapestream_workers.offline.row_values import inputs_of_row, outputs_of_row
-from shapestream_workers.offline.sources import BadRow, Source, Values, columns_of, identity_of
+from shapestream_workers.offline.sources import BadRow, Source, Values, identity_of
 from shapestream_workers.target import ServerAccess
 
 HELD_BYTES = 1 << 30

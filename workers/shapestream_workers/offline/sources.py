@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from shapestream.errors import ConfigurationError, did_you_mean
+from shapestream.errors import ConfigurationError
 from shapestream_engine.files import open_regular
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.offline.pictures import Decoder, PictureFormat
@@ -65,21 +65,6 @@ def identity_of(source: Source) -> str:
         stat = file.stat()
         digest.update(f"{file.name}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
-
-
-def columns_of(signature: ModelSignature, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the column of each input that has to have one. Raises `ConfigurationError` for ports that do not exist."""
-    names = [port.name for port in signature.inputs]
-    for name in given:
-        if name not in names:
-            raise ConfigurationError(
-                [f"--column {name}: the model has no such input {did_you_mean(name, names)}"]
-            )
-    return {
-        port.name: given.get(port.name, port.name)
-        for port in signature.inputs
-        if port.name in given or not port.may_lack
-    }
 
 
 def missing(path: Path, column: str, columns: Sequence[str]) -> ConfigurationError:

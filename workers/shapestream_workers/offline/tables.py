@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from shapestream.errors import ConfigurationError
+from shapestream.row_values import batch_axis
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.offline.results import DoneRow
-from shapestream_workers.offline.row_values import batch_axis
 from shapestream_workers.offline.sources import Values, missing
 
 try:

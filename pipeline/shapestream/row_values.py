@@ -1,8 +1,9 @@
 """Values of one row as inputs of a model, and its outputs as values of a row, by the model's signature.
 
-A row of a table, or a picture, has no batch axis: a value of a port `[batch, seq]` is a list. So the axis is added on the
-way in and taken away on the way out, wherever the signature has it, and never because some size happens to be 1. A file of
-arrays is a request as the model takes it, and its results keep the axis; where the arrays lack it, it is added.
+For `shapestream run` and `shapestream.ray`. A row of a table, or a picture, has no batch axis: a value of a port
+`[batch, seq]` is a list. So the axis is added on the way in and taken away on the way out, wherever the signature has it,
+and never because some size happens to be 1. A file of arrays is a request as the model takes it, and its results keep the
+axis; where the arrays lack it, it is added.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shapestream.errors import InvalidRequest
+from shapestream.errors import ConfigurationError, InvalidRequest, did_you_mean
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import BATCH
@@ -24,6 +25,21 @@ Array = np.ndarray[Any, Any]
 def batch_axis(port: InputPort | OutputPort) -> int | None:
     """Return the place of the batch axis; None without one."""
     return port.shape.names.index(BATCH) if BATCH in port.shape.names else None
+
+
+def columns_of(signature: ModelSignature, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the column of each input that has to have one. Raises `ConfigurationError` for ports that do not exist."""
+    names = [port.name for port in signature.inputs]
+    for name in given:
+        if name not in names:
+            raise ConfigurationError(
+                [f"column {given[name]!r}: the model has no input {name!r} {did_you_mean(name, names)}"]
+            )
+    return {
+        port.name: given.get(port.name, port.name)
+        for port in signature.inputs
+        if port.name in given or not port.may_lack
+    }
 
 
 def inputs_of_row(
