@@ -24,7 +24,7 @@ SMOKE ?=
 # Two more than there are CPUs, at most eight: tests of real processes wait much of their time, and take memory.
 TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 8 : n + 2)))
 
-.PHONY: another-python answers chaos compiled fuzz help demo embedded embeddings kubernetes kubernetes-rendered mutations ocr peer protos reading run-files test text-peer test-all test-avx2 test-clients test-compiled test-engines test-exporters test-newest-python test-pure test-thorough test-tools zoo zoo-made lint format bench plots soak soak-reloads wheel constraints clean image
+.PHONY: another-python answers chaos compiled fuzz help demo embedded embeddings kubernetes kubernetes-rendered mutations ocr peer protos ray reading run-files test text-peer test-all test-avx2 test-clients test-compiled test-engines test-exporters test-newest-python test-pure test-thorough test-tools zoo zoo-made lint format bench plots soak soak-reloads wheel constraints clean image
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -196,6 +196,16 @@ test-tools: $(READY) ## Run the tests that need a real Prometheus and a real bro
 kubernetes: .venv-kubernetes/.ready ## Compare deploy/kubernetes with the schemas of its objects, and with what kubectl renders, if it is there.
 	@.venv-kubernetes/bin/python tests/tools/kubernetes.py
 
+.venv-ray/.ready: constraints-ray.txt constraints.txt pyproject.toml
+	@echo "setting up .venv-ray (once; about a minute)"
+	@$(PYTHON) -m venv .venv-ray
+	@.venv-ray/bin/python -m pip --disable-pip-version-check --quiet install \
+		-c constraints.txt -c constraints-ray.txt -e '.[openvino,ray]'
+	@touch $@
+
+ray: .venv-ray/.ready ## Run a model over a dataset of a real, local Ray, with actors that are killed (MEASURE=1: figures).
+	@.venv-ray/bin/python tests/tools/ray_data.py $(if $(MEASURE),--measure)
+
 kubernetes-rendered: ## Render deploy/kubernetes anew (needs kubectl).
 	@for rendered in deploy/kubernetes/rendered/*.yaml; do \
 		kubectl kustomize deploy/kubernetes/$$(basename $$rendered .yaml) > $$rendered; done
@@ -285,4 +295,4 @@ constraints: ## Resolve all dependencies anew and pin them.
 	   build/constraints-venv/bin/python -m pip freeze --all --exclude shapestream; } > constraints.txt
 
 clean: ## Remove everything that make has made.
-	@rm -rf $(VENV) .venv-newest .venv-torch .venv-xla .venv-peer $(CLIENTS:%=.venv-client-%) .venv-ocr .venv-protos .venv-exporters .venv-kubernetes .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .venv-newest .venv-torch .venv-xla .venv-peer $(CLIENTS:%=.venv-client-%) .venv-ocr .venv-protos .venv-exporters .venv-kubernetes .venv-ray .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,374 @@
+"""`make ray`: `shapestream.ray.Model` over datasets of a real, local Ray, in an environment of its own.
+
+    rows        2,000 rows of many lengths through two actors; each is there once, and right
+    deaths      an actor is killed once, and a row crashes its process whenever it runs: that row fails, no other does
+    raising     without a column for errors, the job ends with the words of the row's error
+    sharing     with --measure: rows of a call where one batch at a time is in an actor, and where four share its server
+    costs       with --measure: CPU seconds of an actor for each row, beside the same server without Ray, and beside batches
+                of 32 rows in their order, padded to the longest
+
+Ray listens at 127.0.0.1 alone. It may take minutes to start on a busy machine: after 120 s this gives up, with status 1.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import signal
+import sys
+import tempfile
+import textwrap
+from collections import Counter
+from pathlib import Path
+from statistics import median
+from time import monotonic, process_time
+from typing import Any, NoReturn
+
+os.environ.update(  # before Ray is imported
+    RAY_USAGE_STATS_ENABLED="0",  # it reports nothing of this run
+    RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",  # as on machines without clusters, it listens at the loopback alone
+)
+
+import numpy as np
+import openvino as ov
+import ray
+from openvino import opset13 as ops
+from ray.data import ActorPoolStrategy
+
+import shapestream.local
+import shapestream.ray
+
+START_S = 120
+ROWS = 2000
+BAD = 7
+"""One row in so many hundred is longer than the model takes."""
+WIDTH = 8
+
+TABLE = """\
+models:
+  - name: sums
+    path: sums.xml
+    inputs: {x: {shape: "batch:1..64, length:1..100, 8"}}
+"""
+FUNCTION = """\
+models:
+  - name: f
+    function: ray_tool:run
+    inputs: {x: {shape: "batch:1..64, 1", element_type: f32}}
+    outputs: {y: {shape: "batch, 1", element_type: f32}}
+    trust: true
+"""
+MODULE = """\
+import os, signal, time
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+CRASH, KILL = -1, -2
+
+def run(x):
+    if (x == CRASH).any():
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if (x == KILL).any():
+        try:
+            (FOLDER / "killed").touch(exist_ok=False)
+        except FileExistsError:
+            return x * 2
+        os.kill(os.getpid(), signal.SIGKILL)
+    with open(FOLDER / "calls", "a") as calls:
+        calls.write(f"{len(x)}\\n")
+    time.sleep(0.002 + 0.0001 * len(x))
+    return x * 2
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Run all parts; the status is 0 if each row is there once, and right."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "ray_tool.py").write_text(MODULE)
+        paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+        os.environ.update(SHAPESTREAM_ANY_FUNCTION="1", PYTHONPATH=os.pathsep.join(paths))
+        sys.path.insert(0, str(folder))
+        start_ray(folder)
+        try:
+            problems = [*rows_of_many_lengths(folder), *deaths(folder), *raising(folder)]
+            if "--measure" in arguments:
+                problems += sharing(folder)
+                costs(folder)
+        finally:
+            ray.shutdown()
+    for problem in problems:
+        print(f"ray: {problem}")
+    print(f"ray: {len(problems)} problems with Ray {ray.__version__}")
+    return bool(problems)
+
+
+def start_ray(folder: Path) -> None:
+    """Start Ray with as many CPUs as the parts need, whatever there are; its token and its logs go with the folder."""
+    began = monotonic()
+    token = folder / "token"
+    token.write_text(secrets.token_hex(32))
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
+
+    def give_up(*_: object) -> NoReturn:
+        print(f"ray: not run: Ray did not start within {START_S} s", flush=True)
+        os._exit(1)
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(START_S)
+    ray.init(
+        num_cpus=4,
+        include_dashboard=False,
+        _node_ip_address="127.0.0.1",
+        _temp_dir=str(folder / "r"),
+        object_store_memory=128 << 20,
+        log_to_driver="-v" in sys.argv,
+    )
+    signal.alarm(0)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    print(f"ray: started in {monotonic() - began:.1f} s")
+
+
+def pool(
+    dataset: Any,
+    config: Path,
+    actors: int,
+    batch_size: int,
+    concurrent: int = 1,
+    kind: type = shapestream.ray.Model,
+    **more: Any,
+) -> Any:
+    """The dataset with the model's outputs."""
+    return dataset.map_batches(
+        kind,
+        fn_constructor_args=(str(config),),
+        fn_constructor_kwargs=more,
+        batch_size=batch_size,
+        num_cpus=1,
+        compute=ActorPoolStrategy(
+            size=actors,
+            max_concurrent_calls_per_actor=concurrent,
+            enable_true_multi_threading=concurrent > 1,
+        ),
+    )
+
+
+def save_sums(path: Path) -> None:
+    """A model: `total`, the sum over the length, and `twice`, as long as the input."""
+    x = ops.parameter([-1, -1, WIDTH], np.float32)
+    x.output(0).get_tensor().set_names({"x"})
+    total = ops.reduce_sum(x, ops.constant(np.array([1])))
+    total.output(0).get_tensor().set_names({"total"})
+    twice = ops.multiply(x, ops.constant(np.float32(2)))
+    twice.output(0).get_tensor().set_names({"twice"})
+    ov.save_model(ov.Model([ops.result(total), ops.result(twice)], [x]), path, compress_to_fp16=False)
+
+
+def once_each(part: str, rows: list[dict[str, Any]], count: int) -> list[str]:
+    """The problem of rows that are lost, or there twice."""
+    counts = Counter(int(row["number"]) for row in rows)
+    if counts == Counter(range(count)):
+        return []
+    lost, twice = set(range(count)) - counts.keys(), [row for row, times in counts.items() if times > 1]
+    return [f"{part}: {len(lost)} rows are lost, {len(twice)} are there twice"]
+
+
+def rows_of_many_lengths(folder: Path) -> list[str]:
+    """Blocks of equal rows, of ragged ones, and of some that the model refuses, written as Parquet and read again."""
+    save_sums(folder / "sums.xml")
+    config = folder / "sums.yaml"
+    config.write_text(TABLE)
+    drawn = random.Random(5)
+    lengths = [5 if number < 300 else drawn.randrange(1, 101) for number in range(ROWS)]
+    for number in range(600, ROWS, BAD * 100):
+        lengths[number] = 101
+    arrays = [
+        np.random.default_rng(number).standard_normal((length, WIDTH), np.float32)
+        for number, length in enumerate(lengths)
+    ]
+    items = [{"number": number, "x": array, "text": f"row {number}"} for number, array in enumerate(arrays)]
+    dataset = ray.data.from_items(items, override_num_blocks=16)
+    began = monotonic()
+    prepared = shapestream.ray.prepare(config, 1)
+    print(f"ray: prepared in {monotonic() - began:.1f} s")
+    began = monotonic()
+    found = pool(dataset, config, 2, 256, on_error="column", prepared=prepared).materialize()
+    rows = found.take_all()
+    print(f"ray: {len(rows)} rows through two actors in {monotonic() - began:.1f} s")
+    print(textwrap.indent(str(found.schema()), "    "))
+    problems = once_each("rows", rows, ROWS)
+    wrong = [row["number"] for row in rows if not is_right(row, arrays[row["number"]])]
+    if wrong:
+        problems.append(f"rows: {len(wrong)} are wrong, as {wrong[:5]}")
+    found.drop_columns(["x"]).write_parquet(str(folder / "out"))
+    read = ray.data.read_parquet(str(folder / "out")).take_all()
+    wrong = [row["number"] for row in read if not is_right(row, arrays[row["number"]])]
+    if len(read) != ROWS or wrong:
+        problems.append(f"rows: of {len(read)} rows read from Parquet {len(wrong)} are wrong")
+    return problems
+
+
+def is_right(row: dict[str, Any], x: np.ndarray[Any, Any]) -> bool:
+    """Tell whether a row has its outputs, or the reason why it has none."""
+    if len(x) > 100:
+        return "takes" in row["error"] and bool(np.isnan(row["total"]).all()) and not np.size(row["twice"])
+    total, twice = np.asarray(row["total"]), np.asarray(row["twice"])
+    return (
+        row["error"] is None
+        and total.shape == (WIDTH,)
+        and np.allclose(total, x.sum(0), rtol=1e-3, atol=1e-4)
+        and np.array_equal(twice, 2 * x)
+    )
+
+
+def deaths(folder: Path) -> list[str]:
+    """One actor of two is killed once, by a row that runs the second time; one row crashes always."""
+    config = folder / "f.yaml"
+    config.write_text(FUNCTION)
+    count, crash, kill = 400, 123, 301
+    values = [float(number) for number in range(count)]
+    values[crash], values[kill] = -1.0, -2.0
+    items = [{"number": number, "x": np.array([value], np.float32)} for number, value in enumerate(values)]
+    dataset = ray.data.from_items(items, override_num_blocks=8)
+    prepared = shapestream.ray.prepare(config, 1)
+    began = monotonic()
+    rows = pool(dataset, config, 2, 64, on_error="column", prepared=prepared).take_all()
+    print(f"ray: {len(rows)} rows with three deaths in {monotonic() - began:.1f} s")
+    problems = once_each("deaths", rows, count)
+    for row in rows:
+        number = row["number"]
+        if number == crash:
+            if row["error"] is None or not row["error"].startswith("poisoned"):
+                problems.append(f"deaths: the row that crashes has the error {row['error']!r}")
+        elif row["error"] is not None or row["y"][0] != 2 * values[number]:
+            problems.append(f"deaths: row {number}: {row['y']}, {row['error']}")
+    if not (folder / "killed").exists():
+        problems.append("deaths: no actor was killed")
+    return problems
+
+
+def sharing(folder: Path) -> list[str]:
+    """Small batches in one actor: one at a time, and four that share the server. Figures, and no judgement."""
+    config, calls = folder / "f.yaml", folder / "calls"
+    items = [{"number": number, "x": np.array([number], np.float32)} for number in range(ROWS)]
+    dataset = ray.data.from_items(items, override_num_blocks=64).materialize()
+    prepared = shapestream.ray.prepare(config, 1)
+    problems = []
+    measured: dict[int, list[tuple[float, float]]] = {1: [], 4: []}
+    for _ in range(3):
+        for concurrent, figures in measured.items():
+            calls.unlink(missing_ok=True)
+            began = monotonic()
+            rows = pool(dataset, config, 1, 16, concurrent, prepared=prepared).take_all()
+            took = monotonic() - began
+            problems += once_each("sharing", rows, ROWS)
+            sizes = [int(line) for line in calls.read_text().split()]
+            figures.append((took, sum(sizes) / len(sizes)))
+    for concurrent, figures in measured.items():
+        took, rows_of_a_call = (median(each) for each in zip(*figures, strict=True))
+        print(
+            f"ray: batches of 16, {concurrent} at a time: {rows_of_a_call:.1f} rows a call, "
+            f"{ROWS} rows in {took:.2f} s with the actor's start"
+        )
+    return problems
+
+
+def raising(folder: Path) -> list[str]:
+    """A row that the model refuses ends the job, with its number in the batch."""
+    items = [{"x": np.zeros((length, WIDTH), np.float32)} for length in (5, 101, 7)]
+    try:
+        pool(ray.data.from_items(items), folder / "sums.yaml", 1, 3).take_all()
+    except Exception as error:  # noqa: BLE001 - of whatever class Ray makes it
+        missing = [words for words in ("takes [", "row 1 of its batch") if words not in str(error)]
+        return [f"raising: {words!r} is not in the error: {error}" for words in missing]
+    return ["raising: nothing was raised"]
+
+
+class Timed(shapestream.ray.Model):
+    """The model, with the CPU seconds that its process has spent for each batch, whatever its threads."""
+
+    def __call__(self, batch: Any) -> dict[str, Any]:
+        """Add a column with the seconds of each row; those of the first batch, which starts the server, are NaN."""
+        first, began = self._client is None, process_time()
+        found = super().__call__(batch)
+        spent = process_time() - began
+        found["cpu_s"] = np.full(len(batch["x"]), np.nan if first else spent / len(batch["x"]))
+        return {"number": found["number"], "cpu_s": found["cpu_s"], "total": found["total"]}
+
+
+class Padded:
+    """A batch in the order of its rows, padded to its longest, as one call."""
+
+    def __init__(self, config: str) -> None:
+        self._model = ov.Core().compile_model(
+            Path(config).with_suffix(".xml"),
+            "CPU",
+            {"INFERENCE_NUM_THREADS": 1, "PERFORMANCE_HINT": "LATENCY"},
+        )
+        self._calls = 0
+
+    def __call__(self, batch: Any) -> dict[str, Any]:
+        """The outputs, and CPU seconds, as `Timed`."""
+        began = process_time()
+        rows = list(batch["x"])
+        x = np.zeros((len(rows), max(map(len, rows)), rows[0].shape[-1]), np.float32)
+        for place, row in enumerate(rows):
+            x[place, : len(row)] = row
+        total = self._model(x)["total"].copy()
+        spent = process_time() - began
+        self._calls += 1
+        cpu_s = np.full(len(rows), spent / len(rows) if self._calls > 8 else np.nan)
+        return {"number": batch["number"], "cpu_s": cpu_s, "total": total}
+
+
+def costs(folder: Path) -> None:
+    """CPU milliseconds of a row in three ways; of its start nothing is counted. Figures, and no judgement."""
+    width, layers = 256, 8
+    x = ops.parameter([-1, -1, width], np.float32)
+    x.output(0).get_tensor().set_names({"x"})
+    drawn = np.random.default_rng(1)
+    node: Any = x
+    for _ in range(layers):
+        weights = (drawn.standard_normal((width, width)) / 16).astype(np.float32)
+        node = ops.tanh(ops.matmul(node, ops.constant(weights), False, False))
+    total = ops.reduce_sum(node, ops.constant(np.array([1])))
+    total.output(0).get_tensor().set_names({"total"})
+    ov.save_model(ov.Model([ops.result(total)], [x]), folder / "deep.xml", compress_to_fp16=False)
+    config = folder / "deep.yaml"
+    config.write_text(TABLE.replace("sums", "deep").replace(", 8", f", {width}"))
+    lengths = np.clip(drawn.lognormal(2.8, 0.8, ROWS).astype(int), 1, 100)
+    arrays = [drawn.standard_normal((length, width), np.float32) for length in lengths]
+    items = [{"number": number, "x": array} for number, array in enumerate(arrays)]
+    dataset = ray.data.from_items(items, override_num_blocks=4).materialize()
+    prepared = shapestream.ray.prepare(config, 1)
+    apart = 0.0
+    found: dict[str, list[float]] = {"embedded": [], "ray.Model": [], "padded": []}
+    for _ in range(3):
+        with shapestream.local.connect(config, cpus=1) as client:
+            inputs = [{"x": array[None]} for array in arrays]
+            for counted in (False, True):
+                began = process_time()
+                with client.stream("deep", inputs if counted else inputs[:256], max_in_flight=256) as results:
+                    sums = [result["total"][0] for result in results]
+            found["embedded"].append((process_time() - began) / ROWS)
+        for name, batch_size, kind, more in (
+            ("ray.Model", 256, Timed, {"prepared": prepared}),
+            ("padded", 32, Padded, {}),
+        ):
+            rows = pool(dataset, config, 1, batch_size, kind=kind, **more).take_all()
+            others = np.stack([sums[row["number"]] for row in rows])
+            apart = max(apart, float(np.abs(np.stack([row["total"] for row in rows]) - others).max()))
+            found[name].append(float(np.nanmean([row["cpu_s"] for row in rows])))
+    print(f"ray: answers are at most {apart:.2g} apart, and as large as {np.abs(sums).max():.2g}")
+    print(
+        "ray: CPU ms of a row: "
+        + ", ".join(
+            f"{name} {median(each) * 1e3:.3f} {[round(one * 1e3, 3) for one in each]}"
+            for name, each in found.items()
+        )
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
