@@ -29,6 +29,7 @@ ALLOWED = {
     "pipeline/transport/test_curve.py": "lets libzmq begin a handshake while the loop stands still; nothing counts on it",
     "progress.py": "tells how far a run is",
     "tools/page.py": "`make test-tools`",
+    "tools/ray_data.py": "`make ray`: figures are printed",
     "workers/test_costs.py": A_TIME_THAT_IS_GIVEN,
     "zoo/test_zoo.py": "`make zoo`: rates are printed",
     "e2e/answers/raw_client.py": PATIENCE,

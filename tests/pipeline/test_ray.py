@@ -9,6 +9,7 @@ import importlib
 import os
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 import openvino as ov
 import pytest
 from openvino import opset13 as ops
+from tests.e2e.string_models import SERVED
 
 from shapestream.deaths import Deaths, deaths_of, digest_of
 from shapestream.errors import ConfigurationError, InvalidRequest
@@ -26,6 +28,7 @@ from shapestream.loading.proof import ProofCache
 from shapestream_engine.calibration import CostCache
 
 Array = np.ndarray[Any, Any]
+IMPORTABLE = Path(__file__).parents[1] / "e2e" / "importable"
 
 CONFIG = """\
 models:
@@ -242,16 +245,26 @@ def test_what_the_configuration_has_wrong_is_told_before_anything_starts(face: A
         face.Model(config, on_error="yield")
 
 
-@pytest.mark.parametrize(("assigned", "slots"), [(4.0, 2), (0.5, 1), (0, 1)])
-def test_an_actors_cpus_decide_the_slots(
-    face: Any, model: Any, actor: Actor, assigned: float, slots: int
+@pytest.mark.parametrize(("assigned", "cpus"), [(4.0, 4), (0.5, 1), (0, 1)])
+def test_an_actors_cpus_are_those_of_its_server(
+    face: Any, model: Any, actor: Actor, monkeypatch: pytest.MonkeyPatch, assigned: float, cpus: int
 ) -> None:
     """Whole ones, at least one; outside of an actor it is the process's own."""
     assert face.assigned_cpus() is None
+    given = []
+
+    def connect_to(loaded: Any, *, cpus: int | None) -> Any:
+        given.append(cpus)
+        return real(loaded, cpus=cpus)
+
+    real = face.local.connect_to
+    monkeypatch.setattr(face.local, "connect_to", connect_to)
     actor.cpus = assigned
     made = model(cpus=None)
-    made({"x": objects(rows_of([2])), "k": np.ones(1, np.float32)})
-    assert slots == len(made._connected().statistics()["slots"])
+    assert [] == given
+    for _ in range(2):
+        made({"x": objects(rows_of([2])), "k": np.ones(1, np.float32)})
+    assert [cpus] == given
 
 
 def test_batches_of_several_threads_share_one_server(model: Any) -> None:
@@ -307,6 +320,50 @@ def test_without_ray_the_error_names_the_extra() -> None:
     )
     assert 1 == ran.returncode
     assert "ModuleNotFoundError: shapestream.ray needs Ray (pip install 'shapestream[ray]')" in ran.stderr
+
+
+STRINGS: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "one for each row": (
+        "shout",
+        ["aß", "b"],
+        {"loud": ["ASS", "B"], "back": ["ßa".encode(), b"b"], "sizes": [[2, 3], [1, 1]]},
+    ),
+    "some for each row": (
+        "reverse",
+        [[b"ab", b"\0"], [b"cd"], []],
+        {"reversed": [[b"ba", b"\0"], [b"dc"], []]},
+    ),
+    "a list of arrays": ("words", [["a b", "c"], [""]], {"words": [[["a", "b"], ["c"]], [[]]]}),
+    "a text without axes": ("first", ["a b", "c"], {"word": ["a", "c"]}),
+    "a chain": ("hyphenate", [["a b", "c"], ["d e"]], {"loud": [["A-B", "C"], ["D-E"]]}),
+}
+
+
+@pytest.mark.parametrize(("name", "values", "expected"), STRINGS.values(), ids=STRINGS)
+def test_strings_lists_and_chains(
+    face: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    values: list[Any],
+    expected: dict[str, Any],
+) -> None:
+    """As nested lists, which Arrow has types for; a row without a value fails, and has none."""
+    monkeypatch.syspath_prepend(str(IMPORTABLE))
+    (tmp_path / "server.yaml").write_text(textwrap.dedent(SERVED))
+    column = [objects(each) if isinstance(each, list) else each for each in values]
+    port = {"reverse": "blob"}.get(name, "text")
+    made = face.Model(tmp_path / "server.yaml", name, cpus=1, on_error="column")
+    found = made({port: objects([*column, None])})
+    if all(isinstance(each, str) for each in values):
+        same = made({port: np.array(values)})  # as NumPy has texts of one length
+        assert [None] * len(values) == same.pop("error").tolist()
+    made.close()
+    assert [None] * len(values) == found["error"][:-1].tolist()
+    assert f"{port}: the value is nothing" in found["error"][-1]
+    for output, wanted in expected.items():
+        assert wanted == found[output][:-1].tolist()
+        assert found[output][-1] is None or output == "sizes"
 
 
 # ---------------------------------------------------------------- rows that processes die of
@@ -400,11 +457,10 @@ def test_a_row_that_kills_its_process_is_a_failed_row_after_two(
     face: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its neighbours run alone after the first death, and are right. A new job forgets, and so does its `prepare`."""
-    importable = Path(__file__).parents[1] / "e2e" / "importable"
-    monkeypatch.syspath_prepend(str(importable))
+    monkeypatch.syspath_prepend(str(IMPORTABLE))
     (tmp_path / "server.yaml").write_text(POISONOUS)
     prepared = face.prepare(tmp_path / "server.yaml", 2)
-    environment = {**os.environ, "PYTHONPATH": f"{importable}{os.pathsep}{os.pathsep.join(sys.path)}"}
+    environment = {**os.environ, "PYTHONPATH": f"{IMPORTABLE}{os.pathsep}{os.pathsep.join(sys.path)}"}
     ends = []
     for _ in range(4):
         ran = subprocess.run(
