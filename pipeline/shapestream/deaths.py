@@ -39,8 +39,11 @@ _SUFFIX = ".rows"
 
 
 def digest_of(model: str, inputs: Mapping[str, np.ndarray[Any, Any]]) -> str:
-    """Return the digest of a row by its model's name, and the types, shapes and contents of its inputs."""
-    digest = hashlib.blake2b(model.encode(), digest_size=_DIGEST_BYTES)
+    """Return the digest of a row by its model's name, and the types, shapes and contents of its inputs.
+
+    SHA-256, since processors have instructions for it: 26 us for a row of 44 kB, where BLAKE2 took 86.
+    """
+    digest = hashlib.sha256(model.encode())
     for name, array in sorted(inputs.items()):
         digest.update(f"\0{name}\0{array.dtype}\0{array.shape}\0".encode())
         if array.dtype == object:  # strings
@@ -48,8 +51,8 @@ def digest_of(model: str, inputs: Mapping[str, np.ndarray[Any, Any]]) -> str:
                 raw = each.encode(errors="surrogatepass") if isinstance(each, str) else each
                 digest.update(len(raw).to_bytes(8, "little") + raw)
         else:
-            digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
+            digest.update(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
+    return digest.digest()[:_DIGEST_BYTES].hex()
 
 
 def deaths_of(left: Iterable[Iterable[str]]) -> Counter[str]:

@@ -2,6 +2,7 @@
 
     rows        2,000 rows of many lengths through two actors; each is there once, and right
     deaths      an actor is killed once, and a row crashes its process whenever it runs: that row fails, no other does
+    texts       strings and lists of arrays out, with rows that have none
     raising     without a column for errors, the job ends with the words of the row's error
     sharing     with --measure: rows of a call where one batch at a time is in an actor, and where four share its server
     costs       with --measure: CPU seconds of an actor for each row, beside the same server without Ray, and beside batches
@@ -58,13 +59,28 @@ models:
     inputs: {x: {shape: "batch:1..64, 1", element_type: f32}}
     outputs: {y: {shape: "batch, 1", element_type: f32}}
     trust: true
+  - name: words
+    function: ray_tool:words
+    inputs: {text: {shape: "", element_type: str}}
+    outputs:
+      loud: {shape: "", element_type: str}
+      words: {rule: list, shape: "n", element_type: str}
+    trust: true
 """
 MODULE = """\
 import os, signal, time
 from pathlib import Path
 
+import numpy as np
+
 FOLDER = Path(__file__).parent
 CRASH, KILL = -1, -2
+
+def words(text):
+    one = text.item()
+    words = np.empty(len(one.split()), object)
+    words[:] = one.split()
+    return {"loud": np.array(one.upper(), object), "words": [words, words[:1]]}
 
 def run(x):
     if (x == CRASH).any():
@@ -92,7 +108,7 @@ def main(arguments: list[str]) -> int:
         sys.path.insert(0, str(folder))
         start_ray(folder)
         try:
-            problems = [*rows_of_many_lengths(folder), *deaths(folder), *raising(folder)]
+            problems = [*rows_of_many_lengths(folder), *deaths(folder), *texts(folder), *raising(folder)]
             if "--measure" in arguments:
                 problems += sharing(folder)
                 costs(folder)
@@ -233,7 +249,7 @@ def deaths(folder: Path) -> list[str]:
     dataset = ray.data.from_items(items, override_num_blocks=8)
     prepared = shapestream.ray.prepare(config, 1)
     began = monotonic()
-    rows = pool(dataset, config, 2, 64, on_error="column", prepared=prepared).take_all()
+    rows = pool(dataset, config, 2, 64, model="f", on_error="column", prepared=prepared).take_all()
     print(f"ray: {len(rows)} rows with three deaths in {monotonic() - began:.1f} s")
     problems = once_each("deaths", rows, count)
     for row in rows:
@@ -260,7 +276,7 @@ def sharing(folder: Path) -> list[str]:
         for concurrent, figures in measured.items():
             calls.unlink(missing_ok=True)
             began = monotonic()
-            rows = pool(dataset, config, 1, 16, concurrent, prepared=prepared).take_all()
+            rows = pool(dataset, config, 1, 16, concurrent, model="f", prepared=prepared).take_all()
             took = monotonic() - began
             problems += once_each("sharing", rows, ROWS)
             sizes = [int(line) for line in calls.read_text().split()]
@@ -271,6 +287,26 @@ def sharing(folder: Path) -> list[str]:
             f"ray: batches of 16, {concurrent} at a time: {rows_of_a_call:.1f} rows a call, "
             f"{ROWS} rows in {took:.2f} s with the actor's start"
         )
+    return problems
+
+
+def texts(folder: Path) -> list[str]:
+    """Blocks without failed rows, and with some, which have to become one dataset."""
+    items = [
+        {"number": number, "text": None if number % 7 == 6 and number > 20 else "a " * number + "end"}
+        for number in range(40)
+    ]
+    dataset = ray.data.from_items(items, override_num_blocks=4)
+    found = pool(dataset, folder / "f.yaml", 1, 10, model="words", on_error="column").materialize()
+    print(textwrap.indent(str(found.schema()), "    "))
+    rows = found.take_all()
+    problems = once_each("texts", rows, len(items))
+    for row, item in zip(sorted(rows, key=lambda row: row["number"]), items, strict=True):
+        plain = None if row["words"] is None else [list(each) for each in row["words"]]
+        wanted = None if item["text"] is None else [item["text"].split(), item["text"].split()[:1]]
+        loud = None if item["text"] is None else item["text"].upper()
+        if (wanted, loud, wanted is None) != (plain, row["loud"], row["error"] is not None):
+            problems.append(f"texts: {row}")
     return problems
 
 
