@@ -51,7 +51,7 @@ def digest_of(model: str, inputs: Mapping[str, np.ndarray[Any, Any]]) -> str:
                 raw = each.encode(errors="surrogatepass") if isinstance(each, str) else each
                 digest.update(len(raw).to_bytes(8, "little") + raw)
         else:
-            digest.update(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digest.digest()[:_DIGEST_BYTES].hex()
 
 

@@ -171,7 +171,7 @@ class Model:
         signature = client.signature(self._name)
         # An input that a row may lack, as a mask, is taken where there is a column of its name.
         there = {port.name: port.name for port in signature.inputs if port.name in batch}
-        columns = columns_of(signature, {**there, **self._given})
+        columns = columns_of(signature, {**there, **self._given}, "columns")
         _check_batch(batch, signature, columns, has_errors=self._in_column)
         count = len(next(iter(batch.values()))) if batch else 0
         answers = self._answers(client, [_inputs(signature, columns, batch, row) for row in range(count)])

@@ -27,13 +27,16 @@ def batch_axis(port: InputPort | OutputPort) -> int | None:
     return port.shape.names.index(BATCH) if BATCH in port.shape.names else None
 
 
-def columns_of(signature: ModelSignature, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the column of each input that has to have one. Raises `ConfigurationError` for ports that do not exist."""
+def columns_of(signature: ModelSignature, given: Mapping[str, str], option: str) -> dict[str, str]:
+    """Return the column of each input that has to have one. Raises `ConfigurationError` for ports that do not exist.
+
+    `option`: the argument that gives columns, for the error.
+    """
     names = [port.name for port in signature.inputs]
     for name in given:
         if name not in names:
             raise ConfigurationError(
-                [f"column {given[name]!r}: the model has no input {name!r} {did_you_mean(name, names)}"]
+                [f"{option} {name}: the model has no such input {did_you_mean(name, names)}"]
             )
     return {
         port.name: given.get(port.name, port.name)

@@ -223,7 +223,7 @@ def test_what_concerns_all_rows_is_raised_in_any_case(model: Any) -> None:
         made([batch])
     with pytest.raises(TypeError, match="dict of NumPy arrays"):
         made({"x": [1, 2]})
-    with pytest.raises(ConfigurationError, match="the model has no input 'y'"):
+    with pytest.raises(ConfigurationError, match="columns y: the model has no such input"):
         model(columns={"y": "x"})(batch)
 
 
@@ -240,7 +240,7 @@ def test_what_the_configuration_has_wrong_is_told_before_anything_starts(face: A
         with pytest.raises(ConfigurationError, match=words):
             face.Model(other, **options)
     with pytest.raises(ConfigurationError, match="idempotent: false"):
-        face.prepare(other, 1)
+        face.prepare(other, 1, "n")
     with pytest.raises(ValueError, match="on_error is"):
         face.Model(config, on_error="yield")
 
@@ -253,9 +253,9 @@ def test_an_actors_cpus_are_those_of_its_server(
     assert face.assigned_cpus() is None
     given = []
 
-    def connect_to(loaded: Any, *, cpus: int | None) -> Any:
-        given.append(cpus)
-        return real(loaded, cpus=cpus)
+    def connect_to(loaded: Any, only: list[str], *, cpus: int | None) -> Any:
+        given.append((only, cpus))
+        return real(loaded, only, cpus=cpus)
 
     real = face.local.connect_to
     monkeypatch.setattr(face.local, "connect_to", connect_to)
@@ -264,7 +264,7 @@ def test_an_actors_cpus_are_those_of_its_server(
     assert [] == given
     for _ in range(2):
         made({"x": objects(rows_of([2])), "k": np.ones(1, np.float32)})
-    assert [cpus] == given
+    assert [(["m"], cpus)] == given
 
 
 def test_batches_of_several_threads_share_one_server(model: Any) -> None:

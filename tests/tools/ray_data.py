@@ -242,12 +242,12 @@ def deaths(folder: Path) -> list[str]:
     """One actor of two is killed once, by a row that runs the second time; one row crashes always."""
     config = folder / "f.yaml"
     config.write_text(FUNCTION)
+    prepared = shapestream.ray.prepare(config, 1, "f")
     count, crash, kill = 400, 123, 301
     values = [float(number) for number in range(count)]
     values[crash], values[kill] = -1.0, -2.0
     items = [{"number": number, "x": np.array([value], np.float32)} for number, value in enumerate(values)]
     dataset = ray.data.from_items(items, override_num_blocks=8)
-    prepared = shapestream.ray.prepare(config, 1)
     began = monotonic()
     rows = pool(dataset, config, 2, 64, model="f", on_error="column", prepared=prepared).take_all()
     print(f"ray: {len(rows)} rows with three deaths in {monotonic() - began:.1f} s")
@@ -269,7 +269,7 @@ def sharing(folder: Path) -> list[str]:
     config, calls = folder / "f.yaml", folder / "calls"
     items = [{"number": number, "x": np.array([number], np.float32)} for number in range(ROWS)]
     dataset = ray.data.from_items(items, override_num_blocks=64).materialize()
-    prepared = shapestream.ray.prepare(config, 1)
+    prepared = shapestream.ray.prepare(config, 1, "f")
     problems = []
     measured: dict[int, list[tuple[float, float]]] = {1: [], 4: []}
     for _ in range(3):

@@ -159,7 +159,7 @@ class _Run:
         self._model: Model = client.opened(job.model)
         self._signature = client.signature(job.model)
         self._results: Results = results_of(job.output, self._signature, source)
-        self._columns = columns_of(self._signature, job.columns)
+        self._columns = columns_of(self._signature, job.columns, "--column")
         source.check(self._signature, self._columns)
         self._pending: list[DoneRow] = []
         self._pending_bytes = 0
