@@ -139,6 +139,8 @@ class Deaths:
                 continue  # its call has ended
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                if not os.fstat(file).st_nlink:
+                    continue  # its call has ended since the file was opened
                 with open(file, encoding="ascii", errors="replace", closefd=False) as text:
                     lines = text.read().splitlines()
             except BlockingIOError:

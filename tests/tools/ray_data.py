@@ -68,7 +68,7 @@ models:
     trust: true
 """
 MODULE = """\
-import os, signal, time
+import ctypes, os, signal, time
 from pathlib import Path
 
 import numpy as np
@@ -84,7 +84,7 @@ def words(text):
 
 def run(x):
     if (x == CRASH).any():
-        os.kill(os.getpid(), signal.SIGSEGV)
+        ctypes.string_at(0)  # a fault of this thread: a signal to the process would let it go on while Ray writes stacks
     if (x == KILL).any():
         try:
             (FOLDER / "killed").touch(exist_ok=False)
@@ -316,7 +316,11 @@ def raising(folder: Path) -> list[str]:
     try:
         pool(ray.data.from_items(items), folder / "sums.yaml", 1, 3).take_all()
     except Exception as error:  # noqa: BLE001 - of whatever class Ray makes it
-        missing = [words for words in ("takes [", "row 1 of its batch") if words not in str(error)]
+        missing = [
+            words
+            for words in ("is 101, the model takes 1..100", "row 1 of its batch")
+            if words not in str(error)
+        ]
         return [f"raising: {words!r} is not in the error: {error}" for words in missing]
     return ["raising: nothing was raised"]
 
