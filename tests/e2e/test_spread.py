@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from tests.e2e.conftest import PATIENCE_S, Served, Workplace, until
+from tests.e2e.conftest import PATIENCE_S, ROOT, Served, Workplace, until
 
 import shapestream
 from shapestream import aio, blocking
@@ -171,6 +171,31 @@ def test_a_server_with_another_signature_gets_nothing(workplace: Workplace) -> N
             )
     assert 400 == found.total()
     assert 1 == len(found.keys() - {"error"})
+
+
+def test_servers_with_other_model_files_are_told_once(
+    workplace: Workplace, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a rollout: both answer, a warning names both, and each result says by which files it was computed."""
+    exported = ROOT / "tests" / "zoo" / "torch"
+    for name, file in (("a", "encoder.onnx"), ("b", "encoder-legacy.onnx")):
+        text = (
+            f"server: {{listen: [ipc://{name}.sock]}}\n"
+            f"models: [{{name: m, path: {exported / file}, trust: true, calibration_s: 0}}]\nin_process: true\n"
+        )
+        workplace.serve(workplace.write(text, f"{name}.yaml"))
+    inputs = {"input_ids": np.array([[5, 6, 7]]), "attention_mask": np.array([[1, 1, 1]])}
+    digests: set[str | None] = set()
+    with connect(workplace, "a", "b") as client:
+        all_there(client, 2)
+        while len(digests) < 2:
+            digests.add(client.infer("m", inputs, deadline=PATIENCE_S).timings.digest)
+        for _ in range(20):
+            client.infer("m", inputs, deadline=PATIENCE_S)
+    (told,) = [
+        record.getMessage() for record in caplog.records if "has other files at" in record.getMessage()
+    ]
+    assert all(digest is not None and digest[:12] in told for digest in digests)
 
 
 def test_errors_of_a_caller_are_those_of_one_server(workplace: Workplace) -> None:

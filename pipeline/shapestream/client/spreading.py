@@ -29,6 +29,7 @@ Questions besides requests go to all arms. The first answer opens a model; count
 from __future__ import annotations
 
 import ipaddress
+import logging
 import math
 import os
 import random
@@ -91,6 +92,8 @@ from shapestream.quarantine import KEEP_S, MOST_REQUESTS, Quarantine
 from shapestream.transport.interface import Wake
 from shapestream.wire.messages import ResultEntry
 from shapestream.wire.tags import MOST_LOSSES
+
+_log = logging.getLogger("shapestream")
 
 LOOK_UP_S = 10.0
 """Seconds between look-ups of a name, and until a server is asked again for a model that it refused."""
@@ -257,6 +260,10 @@ class SpreadCore:
         """By address."""
         self.models = SpreadModels(self._arms)
         self._prices = Prices()
+        self._digests: dict[str, tuple[str, str]] = {}
+        """By model, the digest of its files in the first answer, and the server's address."""
+        self._differing: set[str] = set()
+        """The models of which it was told that servers have different files."""
         self._quarantine = Quarantine(MOST_REQUESTS, KEEP_S)
         self._returned: deque[Hop | Poll] = deque()
         self._is_told = False
@@ -593,6 +600,7 @@ class SpreadCore:
                 timings = outcome.timings
                 seconds = timings.run_us / 1e6 / max(1, timings.batch_requests)
                 self._prices.learn(ticket.model.name, ticket.nbytes, seconds)
+                self._compare(ticket.model.name, timings.digest, arm)
                 self._end_route(route, outcome)
             case Moved():
                 self._move(route, arm, outcome, now)
@@ -602,6 +610,18 @@ class SpreadCore:
                 self._wait(route, now)
             case _:
                 self._end_route(route, outcome)
+
+    def _compare(self, model: str, digest: str | None, arm: Arm) -> None:
+        """Tell once that servers have different files of a model, as they do while a new one is rolled out."""
+        if digest is None or model in self._differing:
+            return
+        first, address = self._digests.setdefault(model, (digest, arm.address))
+        if digest != first:
+            self._differing.add(model)
+            _log.warning(
+                "model %r has other files at %s (%.12s) than at %s (%.12s): see timings.digest of each result",
+                *(model, arm.address, digest, address, first),
+            )
 
     def _move(self, route: Route, arm: Arm, moved: Moved, now: float) -> None:
         """Let a request go on from a server that is gone, or takes nothing new."""
