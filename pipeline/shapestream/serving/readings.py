@@ -189,7 +189,7 @@ class Readings:
                 slot.label: {"batches": slot.batches, "busy_s": round(slot.busy_s, 6)}
                 for slot in islice(dispatcher.slots.values(), MOST_SLOTS)
             },
-            "slots_in_all": len(dispatcher.slots),
+            "slots_in_all": sum(not slot.wide for slot in dispatcher.slots.values()),
             "peers_refused": seen.peers_refused,
             "audit": seen.audit,
             **counters,

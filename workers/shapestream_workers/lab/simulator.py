@@ -277,6 +277,8 @@ class _Simulation:
         self._pushed = 0
         self._jobs: dict[int, _Job] = {}
         self._every_slot = range(scenario.slot_count + scenario.wide_count)
+        self._in_use: dict[str, tuple[float, int]] = {}
+        """By worker, how many slots' cores are in use, and since when; with wide slots only."""
         self._running: list[_Job | None] = [None for _ in self._every_slot]
         self._behind: list[deque[_Job]] = [deque() for _ in self._every_slot]
         self._prepared: dict[tuple[str, str], set[tuple[int, ...]]] = {}
@@ -630,6 +632,8 @@ class _Simulation:
         for slot in slots:
             self._running[slot] = None
             self._behind[slot].clear()
+        if self._scenario.wide is not None:
+            self._share_cores(job.batch.slot.id, now)
         for slot in slots:
             self._handle(SlotClosing(slot=slot), now)
         for slot in slots:
@@ -681,14 +685,23 @@ class _Simulation:
     def _share_cores(self, slot: int, now: float) -> None:
         """Let what runs on the worker of a slot go on with its part of the cores, since a call has begun or ended there."""
         parts = self._scenario.slots_per_worker
-        running = [job for other in self._beside(slot) if (job := self._running[other]) is not None]
+        beside = self._beside(slot)
+        running = [job for other in beside if (job := self._running[other]) is not None]
         asked = sum([parts if job.batch.slot.wide else 1 for job in running])
+        self._note_use(slot, min(asked, sum(other < self._scenario.slot_count for other in beside)), now)
         speed = min(1.0, parts / max(1, asked))
         for job in running:
             if job.speed != speed:
                 left_s = (job.due - now) * job.speed
                 job.speed, job.due = speed, now + left_s / speed
                 self._push(job.due, ENDED, job)
+
+    def _note_use(self, slot: int, used: int, now: float) -> None:
+        """Count the time for which cores of a worker were in use, as those of so many slots: a wide call has all slots'."""
+        worker = self._scenario.worker_of(slot)
+        since, before = self._in_use.get(worker, (now, 0))
+        self._results.busy_s += before * (now - since)
+        self._in_use[worker] = (now, used)
 
     def _call_s(self, job: _Job) -> float:
         """Return the seconds of the batch's calls; rows are covered as the profile says, new shapes are prepared first."""
@@ -714,7 +727,8 @@ class _Simulation:
 
     def _account(self, job: _Job) -> None:
         results = self._results
-        results.busy_s += job.busy_s
+        if self._scenario.wide is None:  # else `_note_use` counts
+            results.busy_s += job.busy_s
         results.batches += 1
         results.preparations += job.preparations
         if job.kills or job.code is ErrorCode.MODEL_ERROR:
