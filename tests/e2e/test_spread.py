@@ -198,6 +198,20 @@ def test_servers_with_other_model_files_are_told_once(
     assert all(digest is not None and digest[:12] in told for digest in digests)
 
 
+def test_a_server_that_is_gone_does_not_say_what_a_model_takes(workplace: Workplace) -> None:
+    """Its successor elsewhere has another signature, and requests are checked against that."""
+    first = serve(workplace, "a")
+    x = {"x": np.full((1, 3), 100, np.float32)}
+    with connect(workplace, "a", "b") as client:
+        client.infer("double", x)
+        first.kill()
+        serve(workplace, "b", most=4)
+        until("the other one", lambda: [address(workplace, "b")] == list(client.statistics()["servers"]))
+        assert [[200.0] * 3] == client.infer("double", x, deadline=PATIENCE_S)["y"].tolist()
+        with pytest.raises(InvalidRequest, match="n"):
+            client.infer("double", {"x": np.zeros((1, 5), np.float32)})
+
+
 def test_errors_of_a_caller_are_those_of_one_server(workplace: Workplace) -> None:
     """An unknown model, a deadline without a server, and a client that is closed."""
     served = serve(workplace, "a")

@@ -113,6 +113,8 @@ class Route:
     waits_since: float
     hop: Hop | None = None
     """The present one; None while it waits in the router."""
+    hops: int = 0
+    """Hops so far."""
     losses: int | None = None
     lost_at: set[int] = field(default_factory=set)
     """The places of the arms whose servers vanished with it."""
@@ -212,12 +214,15 @@ class SpreadModels:
         self._arms = arms
 
     def get(self, name: str) -> Model | None:
-        """Return a model that its server still has as it was opened; one that cannot be reached may be."""
+        """Return a model as a server has it that is there; where none is, as one had it that may come back."""
+        gone = None
         for arm in [*self._arms.values()]:
             model = arm.core.models.get(name)
             if model is not None and not model.stale:
-                return model
-        return None
+                if arm.is_open:
+                    return model
+                gone = gone or model
+        return gone
 
 
 class SpreadCore:
@@ -583,6 +588,7 @@ class SpreadCore:
         inner.losses = route.losses
         route.hop = Hop(route, arm, inner, charge, self._back)
         inner.owner = route.hop
+        route.hops += 1
         arm.took(route.hop)
         arm.core.submissions.post(inner)
 
@@ -652,11 +658,18 @@ class SpreadCore:
             deadline = route.ticket.deadline
             if deadline is not None and deadline <= now:
                 words = NEVER_SENT if none_since is None else f"no server answers at {self.name}"
+                if none_since is None and route.hops:
+                    words = "the servers that had it did not answer in time"
                 self._end_waiting(route, DeadlineExceeded(words))
             elif none_since is not None and now >= max(none_since, route.waits_since) + patience_s:
                 words = f"no server has answered at {self.name} for {now - none_since:.0f} s"
                 self._end_waiting(route, Unavailable(words))
-            elif route.losses and now >= route.waits_since + max(patience_s / 2, 2 * SETTLED_S):
+            elif (
+                route.losses
+                and now >= route.waits_since + max(patience_s / 2, 2 * SETTLED_S)
+                and none_since is None
+                and not any(self._is_worth_the_risk(arm, route, now) for arm in self._open_arms())
+            ):
                 self._waiting.remove(route)
                 self._poisoned(route, LAST_SERVER, now)
 
