@@ -8,14 +8,14 @@ from shapestream.errors import ConfigurationError
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.offline.pictures import PictureFormat
 from shapestream_workers.offline.results import NpzResults, Results
-from shapestream_workers.offline.sources import PICTURES, FolderSource, LineSource, Source
+from shapestream_workers.offline.sources import PICTURES, FolderSource, LineSource, RowSource
 
 ARRAYS = frozenset({".npy", ".npz"})
 LINES = frozenset({".jsonl", ".ndjson"})
 TABLES = frozenset({".parquet", ".arrow", ".feather"})
 
 
-def open_source(path: Path, pictures: PictureFormat) -> Source:
+def open_source(path: Path, pictures: PictureFormat) -> RowSource:
     """Open an input. Raises `ConfigurationError` for one that cannot be read as a whole."""
     if not path.exists():
         raise ConfigurationError([f"{path}: no such file or folder"])
@@ -37,7 +37,7 @@ def open_source(path: Path, pictures: PictureFormat) -> Source:
     return FolderSource(path, files, pictures)
 
 
-def _table_source(path: Path, files: list[Path]) -> Source:
+def _table_source(path: Path, files: list[Path]) -> RowSource:
     suffix = files[0].suffix.lower()
     if suffix in LINES:
         return LineSource(files)
@@ -57,7 +57,7 @@ def check_output(path: Path) -> None:
         raise ConfigurationError([f"{path}: no such folder: {path.absolute().parent}"])
 
 
-def results_of(path: Path, signature: ModelSignature, source: Source) -> Results:
+def results_of(path: Path, signature: ModelSignature, source: RowSource) -> Results:
     """Return the form of the results. Raises `ConfigurationError` where a library is missing, or names collide."""
     if path.suffix.lower() == ".npz":
         return NpzResults()

@@ -42,7 +42,7 @@ from shapestream_workers.offline.parts import Parts
 from shapestream_workers.offline.pictures import PictureFormat
 from shapestream_workers.offline.progress import Progress
 from shapestream_workers.offline.results import DoneRow, Results
-from shapestream_workers.offline.sources import BadRow, Source, Values, identity_of
+from shapestream_workers.offline.sources import BadRow, RowSource, Values, identity_of
 from shapestream_workers.target import ServerAccess
 
 HELD_BYTES = 1 << 30
@@ -110,7 +110,7 @@ def run(job: Job) -> Summary:
         parts.close()
 
 
-def manifest_of(job: Job, source: Source) -> dict[str, Any]:
+def manifest_of(job: Job, source: RowSource) -> dict[str, Any]:
     """Return what all attempts of a run have in common: input, model, and the options that results depend on."""
     models, chain = _models_of(job), _chain_of(job)
     stated = [model.model_dump(mode="json") for model in models]
@@ -151,7 +151,7 @@ def _chain_of(job: Job) -> ChainSettings | None:
 class _Run:
     """One attempt."""
 
-    def __init__(self, job: Job, source: Source, parts: Parts, client: Client) -> None:
+    def __init__(self, job: Job, source: RowSource, parts: Parts, client: Client) -> None:
         self._job = job
         self._source = source
         self._parts = parts

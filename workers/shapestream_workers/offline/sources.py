@@ -39,7 +39,7 @@ class BadRow:
 Values = Mapping[str, Any] | BadRow
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """An input."""
 
     total: int
@@ -58,7 +58,7 @@ class Source(Protocol):
         """Raise `ConfigurationError` for columns, by port, that are not there, or hold another type."""
 
 
-def identity_of(source: Source) -> str:
+def identity_of(source: RowSource) -> str:
     """Return a digest of the names, sizes and times of the input's files: the rows of another one are others."""
     digest = hashlib.sha256()
     for file in source.files:
