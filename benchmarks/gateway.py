@@ -129,7 +129,7 @@ class _House:
         address = f"ipc://{self._folder}/{label}.sock"
         path, log = self._folder / f"{label}.yaml", self._folder / f"{label}.log"
         path.write_text(
-            f"server: {{listen: ['{address}'], http: {{address: '{HOST}:0', processes: {gateways}}}}}\n"
+            f"server: {{listen: ['{address}'], http: {{address: '{HOST}:0', count: {gateways}}}}}\n"
             f"models:\n{''.join(map(_model, MODELS))}in_process: true\n"
         )
         child = self._stack.enter_context(
