@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -117,8 +118,10 @@ def median_us(figures: Sequence[float], at_most: float | None = None) -> Figure:
 
 
 def median_ratio(mine: Sequence[float], theirs: Sequence[float]) -> float:
-    """The median of the rounds' ratios."""
-    return statistics.median(one / other for one, other in zip(mine, theirs, strict=True))
+    """The median of the rounds' ratios; infinity where the others took no time that a clock saw, as in a smoke run."""
+    return statistics.median(
+        one / other if other else math.inf for one, other in zip(mine, theirs, strict=True)
+    )
 
 
 def print_reports(measure: Callable[[Path], Iterable[Report]], *, as_json: bool) -> None:
