@@ -16,6 +16,7 @@ from tests.e2e.conftest import PATIENCE_S, ROOT, Served, Workplace, until
 
 import shapestream
 from shapestream import aio, blocking
+from shapestream.client import spreading
 from shapestream.client.opened_models import Failed
 from shapestream.client.spreading import addresses_of
 from shapestream.errors import InvalidRequest, Unavailable, WorkerLost
@@ -278,6 +279,31 @@ def test_two_addresses_of_one_server_are_one(workplace: Workplace) -> None:
         (counted,) = client.statistics()["servers"].values()
     assert 200 == counted["results"]
     served.kill()
+
+
+def test_the_addresses_of_a_name_come_and_go(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new one gets its part; one that is gone from the answer goes with its server; no answer changes nothing."""
+    found: list[str] = []
+    servers = {}
+    for name in ("a", "b"):
+        text = MODEL.format(name=name, function="double_in_silence", most=64, idempotent="true", max_batch=4)
+        text = text.replace(f"ipc://{name}.sock", f'ipc://{name}.sock, "tcp://127.0.0.1:0"')
+        servers[name] = workplace.serve(workplace.write(text, f"{name}.yaml"))
+    place = {name: served.events("server ready")[0]["listen"][1] for name, served in servers.items()}
+    monkeypatch.setattr(spreading, "addresses_of", lambda _: list(found))
+    monkeypatch.setattr(spreading, "LOOK_UP_S", 0.05)
+    found.append(place["a"])
+    with blocking.connect("tcp://servers.test:1", spread=True, connect_timeout=PATIENCE_S) as client:
+        assert [place["a"]] == list(client.statistics()["servers"])
+        found.append(place["b"])
+        all_there(client, 2)
+        found.clear()
+        with client.stream("double", rows(200)) as results:
+            assert all(is_right(number, result) for number, result in enumerate(results))
+        assert set(place.values()) == set(client.statistics()["servers"])
+        found.append(place["b"])
+        servers["a"].kill()
+        until("the other one", lambda: [place["b"]] == list(client.statistics()["servers"]))
 
 
 def test_a_name_is_looked_up() -> None:

@@ -121,7 +121,7 @@ class Route:
     tried: set[int] = field(default_factory=set)
     """The places of the arms whose servers had no worker or no room for it."""
     error: RequestError | None = None
-    """What the last of these said."""
+    """The error of the last of these."""
 
 
 class Hop:
@@ -239,10 +239,8 @@ class SpreadCore:
         server_key: str | Path | None = None,
         deliver: Callable[[list[AnyTicket]], None] = hand_back,
         is_abandoned: Callable[[], bool] | None = None,
-        look_up: Callable[[str], list[str]] | None = None,
-        chance: random.Random | None = None,
     ) -> None:
-        """Make it for these addresses; raises as `connector_for` does. `look_up` gives the addresses of one with a name."""
+        """Make it for these addresses; raises as `connector_for` does."""
         connector = connector_for(address, key=key, server_key=server_key)  # checks them all
         self.name = connector.name
         given: Sequence[Address] = (
@@ -258,8 +256,7 @@ class SpreadCore:
         """The beginning of ids of requests that no server was sent."""
         self._hand_over = deliver
         self._is_abandoned = is_abandoned
-        self._look_up = look_up or addresses_of
-        self._chance = chance or random.Random()
+        self._chance = random.Random()
         self.submissions = SubmissionQueue(self._deliver, lambda: None)
         self._arms: dict[str, Arm] = {}
         """By address."""
@@ -289,7 +286,6 @@ class SpreadCore:
         """The time since which no arm takes requests; None where one does."""
         self._ended = threading.Event()
         self._stopping = False
-        self._wake: Wake | None = None
 
     # ------------------------------------------------------------ any thread
 
@@ -379,7 +375,7 @@ class SpreadCore:
         while not self._ended.is_set():
             for name in self._names:
                 try:
-                    found = self._look_up(name)
+                    found = addresses_of(name)
                 except OSError:
                     found = []
                 if found:
