@@ -234,6 +234,7 @@ bench: $(READY) ## Measure against bare pyzmq and the best possible batching, as
 	@$(BIN)/python -m benchmarks.gateway $(if $(SMOKE),--smoke)
 	@$(BIN)/python -m benchmarks.attacks $(if $(SMOKE),--smoke)
 	@$(BIN)/python -m benchmarks.text $(if $(SMOKE),--smoke)
+	@$(BIN)/python -m benchmarks.bulk $(if $(SMOKE),--smoke)
 
 peer: .venv-peer/.ready ## Set up the environment of the benchmarks' peer, mosec (then: python -m benchmarks.endless --peer).
 

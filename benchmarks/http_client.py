@@ -23,8 +23,8 @@ class _Connection:
 
     __slots__ = ("number", "received", "socket")
 
-    def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection((HOST, port), TIMEOUT_S)
+    def __init__(self, port: int, source: str) -> None:
+        self.socket = socket.create_connection((HOST, port), TIMEOUT_S, (source, 0))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # With a timeout, Python would poll before each call.
         self.socket.setblocking(False)
@@ -60,9 +60,10 @@ class _Connection:
 class HttpClient:
     """Requests to one path of a server on this machine, numbered from 0."""
 
-    def __init__(self, port: int, path: str, headers: str = "") -> None:
-        """`headers` are more of them, each with its line end."""
+    def __init__(self, port: int, path: str, headers: str = "", *, source: str = HOST) -> None:
+        """`headers` are more of them, each with its line end; `source` is the client's own address."""
         self._port = port
+        self._source = source
         self._head = f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\n{headers}Content-Length: ".encode()
         self._epoll = select.epoll()
         self._connections: dict[int, _Connection] = {}
@@ -90,7 +91,7 @@ class HttpClient:
         return connection.number
 
     def _connect(self) -> _Connection:
-        connection = _Connection(self._port)
+        connection = _Connection(self._port, self._source)
         self._connections[connection.socket.fileno()] = connection
         self._epoll.register(connection.socket, select.EPOLLIN)
         return connection

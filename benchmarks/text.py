@@ -46,7 +46,7 @@ AIM_TOKENISING = 0.1
 CLOSE = 0.99999
 """Least cosine between a vector and the model's own of that text alone."""
 PATH = "/v1/embeddings"
-_HEADERS = "Content-Type: application/json\r\n"
+HEADERS = "Content-Type: application/json\r\n"
 _ENVIRONMENT = Path(__file__).parents[1] / ".venv-text-peer"
 _SERVER = Path(__file__).with_name("text_peer_server.py")
 _POLL_S = 0.05
@@ -82,7 +82,7 @@ class Contender:
 # ------------------------------------------------------------ the contenders
 
 
-def _served(stack: ExitStack, folder: Path, model: Path) -> tuple[Child, str, int]:
+def serve(stack: ExitStack, folder: Path, model: Path) -> tuple[Child, str, int]:
     """Serve the folder of a model; the server, its address and its HTTP port."""
     address, port = f"ipc://{folder}/text.sock", free_port()
     path, log = folder / "text.yaml", folder / "text.log"
@@ -103,7 +103,7 @@ def _by_http(port: int) -> Callable[[Sequence[Call]], Iterator[tuple[int, Vector
             json.dumps({"model": "minilm", "input": call, "encoding_format": "base64"}).encode()
             for call in calls
         ]
-        with HttpClient(port, PATH, _HEADERS) as client:
+        with HttpClient(port, PATH, HEADERS) as client:
             for place, body in client.stream(bodies, CALLERS):
                 rows = json.loads(body)["data"]
                 yield place, [np.frombuffer(base64.b64decode(row["embedding"]), "<f4") for row in rows]
@@ -152,15 +152,40 @@ def _calls(texts: Sequence[str], count: int, each: int, seed: int) -> list[Call]
     return [[texts[number] for number in row] for row in chosen.tolist()]
 
 
-class _Alone:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A folder to serve, the same model without a tokenizer, and texts that it does not cut."""
+
+    weights: Path
+    folder: Path
+    model: Path
+    tokenizer: Tokenizer
+    texts: list[str]
+
+
+def prepare(folder: Path) -> Prepared:
+    """Make the files in a folder."""
+    weights, served, model = model_folder(), folder / "minilm", folder / "pooled.xml"
+    ensure(served)
+    write(minilm.build(load_weights(weights)), model)
+    tokenizer = Tokenizer.from_file(str(weights / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    texts = [docstring.text for docstring in collect()]
+    lengths = map(len, tokenizer.encode_batch(texts))
+    texts = [text for text, length in zip(texts, lengths, strict=True) if length <= MAX_TOKENS]
+    return Prepared(weights=weights, folder=served, model=model, tokenizer=tokenizer, texts=texts)
+
+
+class Alone:
     """The model without a server: what each text's vector must be."""
 
-    def __init__(self, model: Path, tokenizer: Tokenizer) -> None:
+    def __init__(self, prepared: Prepared) -> None:
         import openvino as ov
 
         properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": CORES, "INFERENCE_PRECISION_HINT": "f32"}
-        self._request = ov.Core().compile_model(model, "CPU", properties).create_infer_request()
-        self._tokenizer = tokenizer
+        self._request = ov.Core().compile_model(prepared.model, "CPU", properties).create_infer_request()
+        self._tokenizer = prepared.tokenizer
         self._known: dict[str, NDArray[np.float32]] = {}
 
     def vectors(self, calls: Sequence[Call]) -> list[NDArray[np.float32]]:
@@ -174,27 +199,19 @@ class _Alone:
 
 def measure(folder: Path, *, calls: int, each: int, rounds: int, with_peer: bool) -> list[Report]:
     """Run everything in interleaved rounds; `calls` of `each` so many texts, of each contender and round."""
-    weights, served, model = model_folder(), folder / "minilm", folder / "pooled.xml"
-    ensure(served)
-    write(minilm.build(load_weights(weights)), model)
-    tokenizer = Tokenizer.from_file(str(weights / "tokenizer.json"))
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    texts = [docstring.text for docstring in collect()]
-    lengths = map(len, tokenizer.encode_batch(texts))
-    texts = [text for text, length in zip(texts, lengths, strict=True) if length <= MAX_TOKENS]
+    prepared = prepare(folder)
     with ExitStack() as stack:
-        alone = _Alone(model, tokenizer)
-        server, address, port = _served(stack, folder, served)
+        alone = Alone(prepared)
+        server, address, port = serve(stack, folder, prepared.folder)
         client = stack.enter_context(blocking.connect(address))
         processes = (server.pid, *[each.pid for each in psutil.Process(server.pid).children(recursive=True)])
         http = Contender(name="shapestream, HTTP", run=_by_http(port), processes=processes)
         sdk = Contender(name="shapestream, SDK", run=_by_sdk(client), processes=processes)
-        peers = [_peer(stack, folder, weights)] if with_peer else []
+        peers = [_peer(stack, folder, prepared.weights)] if with_peer else []
         everyone = [http, sdk, *peers]
         tokenising_us: list[float] = []
         for seed in range(-1, rounds):
-            of_round = _calls(texts, calls, each, seed + 1)
+            of_round = _calls(prepared.texts, calls, each, seed + 1)
             right = alone.vectors(of_round)
             for contender in everyone:
                 contender.measure(of_round, right)
@@ -203,7 +220,7 @@ def measure(folder: Path, *, calls: int, each: int, rounds: int, with_peer: bool
                     contender.per_s.clear()
                     contender.cpu_us.clear()
             else:
-                tokenising_us.append(_tokenising_us(tokenizer, of_round))
+                tokenising_us.append(_tokenising_us(prepared.tokenizer, of_round))
         return [_report(http, sdk, peers, tokenising_us)]
 
 
