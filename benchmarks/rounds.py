@@ -6,8 +6,17 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from benchmarks.processes import Child
+
+class Server(Protocol):
+    """Processes whose CPU time can be read, in seconds."""
+
+    def cpu_s(self) -> float:
+        """Of the server."""
+
+    def children_cpu_s(self) -> float:
+        """Of its workers."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -16,7 +25,7 @@ class Contender:
 
     name: str
     run: Callable[[int], None]
-    server: Child
+    server: Server
     requests: int
     rates: list[float] = field(default_factory=list)
     """Requests per second, a figure per round."""

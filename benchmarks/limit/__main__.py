@@ -80,12 +80,13 @@ def main(
                 for number in range(rounds):
                     status.update(f"{measured.name}: round {number + 1} of {rounds}")
                     contest.round(number, 0.0 if saturated else seconds)
-            console.print(throughput(contest.outcome).table())
-            if not saturated:
-                console.print(latency(contest.outcome).table())
+            reports = [throughput(contest.outcome), *([] if saturated else [latency(contest.outcome)])]
+            for each in reports:
+                console.print(each.table())
             for way, words in contest.outcome.settings.items():
                 console.print(f"  {way}: {words}", highlight=False, markup=False)
-            figures[measured.name] = plain(contest.outcome)
+            tables = [each.plain() for each in reports]
+            figures[measured.name] = {**plain(contest.outcome), "tables": tables}
     if as_json:
         print(json.dumps(figures, indent=2))
 
