@@ -215,6 +215,11 @@ class _Server:
         self._models = {
             name: model for name, model in settings.models_by_name.items() if only is None or name in only
         }
+        self._versions = {
+            name: versions
+            for name, versions in settings.versions.items()
+            if versions.models.keys() <= self._models.keys()
+        }
         self._chains = [
             chain.spec()
             for chain in settings.chains
@@ -281,6 +286,7 @@ class _Server:
                 self._loaded.settings.server,
                 models=self._models,
                 chains=self._chains,
+                versions=self._versions,
                 digests=slots.digests,
                 cost_cache=CostCache.of_environment(),
                 local=slots,

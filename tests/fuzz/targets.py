@@ -20,7 +20,6 @@ from google.protobuf.message import DecodeError
 from shapestream.errors import ConfigurationError, ProtocolError, RequestError
 from shapestream.gateway.grpc_messages import read_inputs, read_message, read_outputs, split_raw
 from shapestream.gateway.grpc_service import status_of
-from shapestream.gateway.model_pages import check_version
 from shapestream.gateway.open_inference_pb2 import ModelInferRequest
 from shapestream.gateway.openai_api import (
     EmbeddingsRequest,
@@ -218,7 +217,6 @@ def grpc_request(data: bytes) -> None:
     refused: RequestError | None = None
     try:
         message = read_message(data, 1)
-        check_version(message.request.model_version)
         inputs = read_inputs(message, GRPC_MODEL)
         outputs = read_outputs(message, GRPC_MODEL)
     except RequestError as error:

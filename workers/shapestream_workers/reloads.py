@@ -235,6 +235,7 @@ class Reloads:
         )
         self._present, self._digests = settings, digests
         self._server.serve_files(digests)
+        self._server.change_versions(settings.versions)
         old_chains = self._server.change_chains([chain.spec() for chain in settings.chains])
         need_restart = [*reload.changes.need_restart, *(f"chains[{name}]" for name in old_chains)]
         reload.changes = replace(reload.changes, need_restart=need_restart)

@@ -108,6 +108,7 @@ def run_server(loaded: LoadedSettings) -> int:
             settings.server,
             models=loaded.settings.models_by_name,
             chains=[chain.spec() for chain in loaded.settings.chains],
+            versions=loaded.settings.versions,
             digests=digests,
             keys=keys,
             cost_cache=CostCache.of_environment(),

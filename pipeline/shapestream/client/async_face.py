@@ -48,6 +48,7 @@ from shapestream.client.tickets import (
     AnyTicket,
     Owner,
     Question,
+    named,
 )
 
 _WAY_IN = "async with client.stream(…) as results"
@@ -267,7 +268,7 @@ class Stream(AsyncEntered, Generic[ItemT]):
 
     async def __aenter__(self) -> Self:
         client, core, loop = self._client, self._client._core, self._client._loop
-        opened = await client._ask(client._calls.opened(self._model))
+        opened = await client._ask(client._calls.opened(named(self._model, self._options.version)))
         if isinstance(self._source, AsyncIterable):
             permits = TaskPermits(loop.wakeup())
             self._state = _TaskStreamState(loop.wakeup(), opened, self._options, permits.grant, core)

@@ -45,6 +45,7 @@ from shapestream.client.tickets import (
     AnyTicket,
     Question,
     RequestTicket,
+    named,
 )
 from shapestream.errors import Cancelled, RequestError
 from shapestream.wire.messages import ResultEntry as Answer
@@ -301,7 +302,7 @@ class Stream(Generic[ItemT]):
     def __enter__(self) -> Self:
         client, core = self._client, self._client._core
         core.submissions.check_process()
-        opened = None if self._model is None else client.opened(self._model)
+        opened = None if self._model is None else client.opened(named(self._model, self._options.version))
         granted: queue.SimpleQueue[int] = queue.SimpleQueue()
         entered = False
         try:

@@ -32,6 +32,7 @@ from shapestream.client.tickets import (
     checked_name,
     checked_priority,
     deadline_at,
+    named,
     outcome_of,
     stories_asked,
     stories_of,
@@ -155,6 +156,7 @@ class Calls:
         model: str,
         inputs: Mapping[str, Any],
         *,
+        version: str | None = None,
         deadline: float | None = None,
         priority: int = 0,
         request_id: str | None = None,
@@ -169,6 +171,8 @@ class Calls:
             inputs: arrays, lists or plain numbers by input name. Lists and plain numbers take the element type of the
                 input. An array's type is changed only where nothing can be lost. Arrays of 64 KiB and more are not
                 copied: leave them unchanged until the result is there.
+            version: version of the model, as in its name: `embeddings@4`. None: the server draws one by its shares;
+                `result.version` tells which.
             deadline: seconds from now, None for none. It covers all waiting, with or without a server.
             priority: requests of higher priority go first. An integer of at most 31 bits and a sign.
             request_id: your own id of the request, 1 to 128 printable ASCII characters.
@@ -183,7 +187,7 @@ class Calls:
         server too.
 
         Raises:
-            InvalidRequest: there is no such model, or the inputs do not fit its signature; then nothing is sent.
+            InvalidRequest: there is no such model or version, or the inputs do not fit its signature; then nothing is sent.
             DeadlineExceeded: the time is over.
             Cancelled: the client was closed meanwhile.
             RequestError: any other failure of the request; docs/client.md has the table.
@@ -200,7 +204,8 @@ class Calls:
         priority = checked_priority(priority)
         tags = tags_of(request_id, trace, caller, together)
         due = None if deadline is None else deadline_at(core.clock, deadline)
-        opened = core.models.get(model) or (yield from self._open(model, due))
+        name = model if version is None else named(model, version)
+        opened = core.models.get(name) or (yield from self._open(name, due))
         tensors, nbytes = opened.encode(inputs)
         ticket = RequestTicket(
             self._owner(),
@@ -221,6 +226,7 @@ class Calls:
         model: str,
         source: Any,
         *,
+        version: str | None = None,
         max_in_flight: int = 64,
         ordered: bool = True,
         on_error: OnError = "raise",
@@ -234,6 +240,7 @@ class Calls:
             model: name of the model.
             source: an iterable, pulled in a thread; or an async iterable, pulled in a task (not in the blocking face).
                 Its items are `inputs`, as for `infer`, or `(key, inputs)`.
+            version: as for `infer`.
             max_in_flight: bound on the items under way: pulled, and their results not taken yet.
             ordered: results come in the order of the source; with False, as they are ready.
             on_error: "raise" ends the stream with the error of a failed item, in its place. "yield" gives a `Failed` in
@@ -256,6 +263,7 @@ class Calls:
                     print(result.key, result["peaks"].shape)
         """
         return StreamOptions(
+            version=version,
             max_in_flight=max_in_flight,
             ordered=ordered,
             on_error=on_error,
@@ -269,15 +277,18 @@ class Calls:
         self._check_caller()
         return (yield from self._open(model, deadline_at(self._core.clock, deadline)))
 
-    def signature(self, model: str, *, deadline: float | None = None) -> Asking[ModelSignature]:
+    def signature(
+        self, model: str, *, version: str | None = None, deadline: float | None = None
+    ) -> Asking[ModelSignature]:
         """Return the inputs and outputs of a model (`ModelSignature`). The server is asked once per model.
 
         Arguments:
             model: name of the model.
+            version: as for `infer`.
             deadline: seconds from now, None for none.
 
         Raises:
-            InvalidRequest: there is no such model.
+            InvalidRequest: there is no such model or version.
             DeadlineExceeded: the time is over.
             RequestError, TypeError, ValueError, RuntimeError: as for `infer`.
 
@@ -285,7 +296,7 @@ class Calls:
             signature = await client.signature("embeddings")
             print([port.name for port in signature.inputs])
         """
-        return (yield from self.opened(model, deadline=deadline)).signature
+        return (yield from self.opened(named(model, version), deadline=deadline)).signature
 
     def statistics(self, *, deadline: float | None = 10.0) -> Asking[dict[str, Any]]:
         """Return the server's counters, as plain data.

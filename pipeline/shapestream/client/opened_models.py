@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from shapestream.client.tickets import ModelHandle
 from shapestream.errors import InternalError, InvalidRequest, RequestError
+from shapestream.versions import ONLY
 from shapestream.wire.messages import ResultEntry as Answer
 from shapestream.wire.messages import Timings
 from shapestream.wire.tensor_frames import COPY_BELOW_BYTES, check_strings_fit, from_array, to_array
@@ -240,6 +241,11 @@ class Result(Mapping[str, Any]):
     def timings(self) -> Timings:
         """The parts of this request's time at the server."""
         return self._answer.timings
+
+    @property
+    def version(self) -> str:
+        """The version of the model that answered; "1" where it states none."""
+        return self._answer.timings.version or ONLY
 
     def tensor(self, name: str) -> npt.NDArray[Any]:
         """Return one tensor of the answer as it was received: of a list, its elements, and as `NAME.shapes` its shapes."""

@@ -52,6 +52,7 @@ class Nothing(Enum):
 class ItemOptions(TypedDict, total=False):
     """The arguments of `stream` that say nothing of the kind of its items, for type checkers; `Calls` explains them."""
 
+    version: str | None
     max_in_flight: int
     ordered: bool
     deadline: float | None
@@ -89,6 +90,7 @@ class StreamOptions:
         deadline: float | None,
         priority: int,
         caller: str | None,
+        version: str | None = None,
     ) -> None:
         if type(max_in_flight) is not int:
             raise TypeError(f"max_in_flight is an integer, not {max_in_flight!r}")
@@ -102,6 +104,7 @@ class StreamOptions:
         self.deadline = checked_deadline(deadline)
         self.priority = checked_priority(priority)
         self.caller = checked_caller(caller)
+        self.version = version
 
 
 class Wakeup(Protocol):

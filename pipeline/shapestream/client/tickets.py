@@ -54,6 +54,7 @@ from shapestream.errors import (
     TooLarge,
 )
 from shapestream.quarantine import KEEP_S, MOST_REQUESTS, Quarantine
+from shapestream.versions import versioned
 from shapestream.wire.limits import MAX_NAME_CHARACTERS, MAX_PRIORITY
 from shapestream.wire.messages import Ask, Cancel, RequestEntry, ResultEntry
 from shapestream.wire.tags import (
@@ -308,6 +309,15 @@ def checked_name(model: str) -> str:
     except UnicodeEncodeError:
         raise ValueError(f"a model's name is text that UTF-8 can write, not {model!r}") from None
     return model
+
+
+def named(model: str, version: str | None) -> str:
+    """Return the name of a version of a model; raises TypeError for a version that is no string."""
+    if version is None:
+        return model
+    if not isinstance(version, str):
+        raise TypeError(f"a version is a string, not {version!r}")
+    return versioned(checked_name(model), version)
 
 
 _DEADLINE = "a deadline is a number of seconds from now, or None for no deadline"

@@ -40,7 +40,6 @@ from shapestream.gateway.infer_tensors import (
     refuse_shared_memory,
     to_binary,
 )
-from shapestream.gateway.model_pages import VERSION
 from shapestream.gateway.open_inference_pb2 import (
     InferParameter,
     InferTensorContents,
@@ -263,23 +262,25 @@ FINAL = "triton_final_response"
 
 def infer_response(model: str, request_id: str, names: Sequence[str], result: Result) -> bytes:
     """Return a `ModelInferResponse` with these outputs, as raw bytes."""
-    return b"".join(_pieces(_head(model, request_id), names, result))
+    return b"".join(_pieces(_head(model, result.version, request_id), names, result))
 
 
 def stream_response(model: str, request_id: str, names: Sequence[str], result: Result) -> bytes:
     """Return a `ModelStreamInferResponse` with these outputs. It is the last one of its request, and says so."""
-    pieces = _pieces(_last(_head(model, request_id)), names, result)
+    pieces = _pieces(_last(_head(model, result.version, request_id)), names, result)
     return b"".join([RESPONSE_TAG, _written_varint(sum(map(len, pieces))), *pieces])
 
 
-def stream_error(model: str, request_id: str, message: str) -> bytes:
+def stream_error(model: str, version: str, request_id: str, message: str) -> bytes:
     """Return a `ModelStreamInferResponse` that says why a request failed."""
-    answer = ModelStreamInferResponse(error_message=message, infer_response=_last(_head(model, request_id)))
+    answer = ModelStreamInferResponse(
+        error_message=message, infer_response=_last(_head(model, version, request_id))
+    )
     return bytes(answer.SerializeToString())
 
 
-def _head(model: str, request_id: str) -> ModelInferResponse:
-    return ModelInferResponse(model_name=model, model_version=VERSION, id=request_id)
+def _head(model: str, version: str, request_id: str) -> ModelInferResponse:
+    return ModelInferResponse(model_name=model, model_version=version, id=request_id)
 
 
 def _last(response: ModelInferResponse) -> ModelInferResponse:

@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -66,12 +67,14 @@ from shapestream.gateway.model_pages import (
     FRESH_S,
     PAGE_S,
     READY_S,
-    check_version,
+    asked_for,
+    bare,
     model_config,
     model_metadata,
     model_statistics,
     repository_index,
     server_metadata,
+    versions_of,
     why_not_ready,
     why_server_is_not_ready,
 )
@@ -205,16 +208,22 @@ class InferenceService:
     # ---------------------------------------------------------------- pages about a model
 
     def _model_ready(self, request: Any) -> Any:
-        check_version(request.version)
+        name = asked_for(request.name, request.version)
         try:
-            self.opened(request.name, READY_S)
-            why = "leaves" if self.leaves else why_not_ready(request.name, self._counters(READY_S))
+            self.opened(name, READY_S)
+            why = "leaves" if self.leaves else why_not_ready(name, self._counters(READY_S))
         except (DeadlineExceeded, Unavailable):
             why = "no answer"
         return protocol.ModelReadyResponse(ready=why is None)
 
     def _metadata(self, request: Any) -> Any:
-        return ParseDict(model_metadata(self._loaded(request)), protocol.ModelMetadataResponse())
+        signature = self._loaded(request)
+        with suppress(Unavailable):
+            self._counters(READY_S)
+        told = model_metadata(
+            signature, versions_of(request.name, self._told)
+        )  # of a silent server, as it said last
+        return ParseDict(told, protocol.ModelMetadataResponse())
 
     def _config(self, request: Any) -> Any:
         return ParseDict({"config": model_config(self._loaded(request))}, protocol.ModelConfigResponse())
@@ -222,14 +231,14 @@ class InferenceService:
     def _statistics(self, request: Any) -> Any:
         if request.name:
             self._loaded(request)
-        told = model_statistics(request.name or None, self._counters(PAGE_S))
+        name = asked_for(request.name, request.version) if request.name else None
+        told = model_statistics(name, self._counters(PAGE_S))
         return ParseDict(told, protocol.ModelStatisticsResponse())
 
     def _loaded(self, request: Any) -> Any:
         """Return the signature of the model of a page. One that no worker has brought in time is not ready."""
-        check_version(request.version)
         try:
-            return self.opened(request.name, PAGE_S).signature
+            return self.opened(asked_for(request.name, request.version), PAGE_S).signature
         except DeadlineExceeded:
             raise Unavailable(f"model {request.name!r} is not loaded yet") from None
 
@@ -246,9 +255,7 @@ class InferenceService:
 
     def read(self, message: bytes) -> InferMessage:
         """Read a request; raises `InvalidRequest`, `TooLarge`."""
-        found = read_message(message, self._default_priority_level)
-        check_version(found.request.model_version)
-        return found
+        return read_message(message, self._default_priority_level)
 
     def caller_of(self, context: grpc.ServicerContext, metadata: Mapping[str, str]) -> str:
         """Return the name of a caller: of its token, or its address."""
@@ -271,12 +278,13 @@ class InferenceService:
         asked = self.read(message)
         request = asked.request
         deadline_s = deadline_of(context, asked.options.deadline_s)
-        model = self.opened(request.model_name, deadline_s)
+        name = asked_for(request.model_name, request.model_version)
+        model = self.opened(name, deadline_s)
         inputs = read_inputs(asked, model.signature)
         names = read_outputs(asked, model.signature)
         inference = Inference(
             self.client,
-            request.model_name,
+            name,
             inputs,
             deadline=None if deadline_s is None else began + deadline_s - time.monotonic(),
             priority=asked.options.priority,
@@ -295,7 +303,7 @@ class InferenceService:
             inference.withdraw()
         with self.in_flight.one(caller):
             result = inference.result()
-        return infer_response(request.model_name, request.id, names, result)
+        return infer_response(bare(name), request.id, names, result)
 
     def _stream(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
@@ -352,6 +360,8 @@ class _Asked:
     """Bytes of its message, and of the answer that is expected; after that, of its answer."""
     id: str = ""
     model_name: str = ""
+    model_version: str = ""
+    """As it was asked for; empty where any was."""
     outputs: Any = ()
 
 
@@ -482,9 +492,10 @@ class _OpenStream:
     def _item(self, message: bytes, asked: _Asked) -> OwnItem:
         read = self._service.read(message)
         request = read.request
-        asked.id, asked.model_name = request.id, request.model_name
+        name = asked_for(request.model_name, request.model_version)
+        asked.id, asked.model_name, asked.model_version = request.id, bare(name), request.model_version
         deadline_s = deadline_of(self._context, read.options.deadline_s)
-        model = self._service.opened(request.model_name, deadline_s)
+        model = self._service.opened(name, deadline_s)
         inputs = read_inputs(read, model.signature)
         asked.outputs = read_outputs(read, model.signature)
         return OwnItem(
@@ -513,7 +524,7 @@ class _OpenStream:
         asked: _Asked = item.key
         if item.ok is True:
             return stream_response(asked.model_name, asked.id, asked.outputs, item)
-        return stream_error(asked.model_name, asked.id, item.error.message)
+        return stream_error(asked.model_name, asked.model_version, asked.id, item.error.message)
 
 
 def refuse(context: grpc.ServicerContext, error: RequestError | UnknownCaller) -> None:

@@ -49,7 +49,6 @@ from shapestream.gateway.json_text import (
     type_name,
     write_json,
 )
-from shapestream.gateway.model_pages import VERSION
 from shapestream.slices import Slices
 from shapestream.web.messages import Buffer, HttpError, HttpRequest, HttpResponse
 from shapestream.wire.limits import MAX_TENSORS
@@ -338,7 +337,10 @@ def infer_response(
 
     Raises `HttpError` 400 for a number that JSON does not have, and `InvalidRequest` for bytes that are no text.
     """
-    head: list[Buffer] = [write_json({"model_name": model, "model_version": VERSION})[:-1], b',"outputs":[']
+    head: list[Buffer] = [
+        write_json({"model_name": model, "model_version": result.version})[:-1],
+        b',"outputs":[',
+    ]
     pieces: list[Buffer] = []
     for number, output in enumerate(asked):
         if number:

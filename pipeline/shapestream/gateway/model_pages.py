@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from math import inf
 from typing import Any
@@ -15,13 +16,12 @@ from shapestream.gateway.errors import UnknownModel
 from shapestream.gateway.infer_tensors import DATATYPES, config_datatype
 from shapestream.gateway.json_text import write_json
 from shapestream.slices import LongSteps, Slices
+from shapestream.versions import ONLY, parted, versioned
 from shapestream.web.messages import Buffer, HttpResponse
 from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.shapes import BATCH
 from shapestream_engine.signature import ModelSignature
 
-VERSION = "1"
-"""The one version of each model."""
 PAGE_S = 10.0
 """Seconds that the server may take to answer what a page needs."""
 FRESH_S = 0.1
@@ -40,10 +40,28 @@ MOST_ROWS = 2**31 - 1
 """`max_batch_size` of a model that takes any number of rows. Its field is of 32 bits."""
 
 
-def check_version(version: str) -> None:
-    """Raise `UnknownModel` for a version that no model has. An empty one stands for any."""
-    if version and version != VERSION:
-        raise UnknownModel(f"each model has the version {VERSION}, and no {version[:200]!r}")
+def asked_for(model: str, version: str) -> str:
+    """Return the name by which the server knows a version of a model. Of an empty one the server draws one."""
+    return versioned(model, version) if version else model
+
+
+def bare(name: str) -> str:
+    """Return a model's name without its version, as the protocol has them apart."""
+    return parted(name)[0]
+
+
+def models_of(name: str, statistics: Mapping[str, Any]) -> list[str]:
+    """Return the models that a name stands for: all versions of it, the one that it names, or itself."""
+    versions: Mapping[str, Any] = statistics.get("versions", {})
+    if name in versions:
+        return [versioned(name, version) for version in versions[name]]
+    base, version = parted(name)
+    return [base] if version == ONLY and base not in versions else [name]
+
+
+def versions_of(name: str, statistics: Mapping[str, Any]) -> list[str]:
+    """Return the versions of a model."""
+    return [*statistics.get("versions", {}).get(bare(name), [ONLY])]
 
 
 def server_metadata() -> dict[str, Any]:
@@ -55,11 +73,11 @@ def server_metadata() -> dict[str, Any]:
     return {"name": PLATFORM, "version": own, "extensions": list(EXTENSIONS)}
 
 
-def model_metadata(signature: ModelSignature) -> dict[str, Any]:
+def model_metadata(signature: ModelSignature, versions: Sequence[str] = (ONLY,)) -> dict[str, Any]:
     """Return the inputs and outputs of a model. A size of -1 is open."""
     return {
-        "name": signature.name,
-        "versions": [VERSION],
+        "name": bare(signature.name),
+        "versions": [*versions],
         "platform": PLATFORM,
         "inputs": [_metadata(port) for port in signature.inputs],
         "outputs": [_metadata(port) for port in signature.outputs],
@@ -87,7 +105,7 @@ def model_config(signature: ModelSignature) -> dict[str, Any]:
     most = max_batch_size(signature)
     from_axis = 1 if most else 0
     return {
-        "name": signature.name,
+        "name": bare(signature.name),
         "platform": "",
         "backend": PLATFORM,
         "version_policy": {"latest": {"num_versions": 1}},
@@ -141,20 +159,24 @@ def why_server_is_not_ready(statistics: Mapping[str, Any]) -> str | None:
 
 def why_not_ready(name: str, statistics: Mapping[str, Any]) -> str | None:
     """Return the reason why a model cannot run now; None where it can."""
-    if name not in statistics["models"]:
+    known = name if name in statistics["models"] else models_of(name, statistics)[0]
+    if known not in statistics["models"]:
         return f"no model is called {name!r}"
-    return "; ".join(statistics["models_not_ready"].get(name, ())) or None
+    return "; ".join(statistics["models_not_ready"].get(known, ())) or None
 
 
 def repository_index(statistics: Mapping[str, Any], *, ready_only: bool) -> list[dict[str, str]]:
     """Return the models by name, each with its state, and the reason where that is not ready."""
     rows = []
-    for name in statistics.get("models", ()):
+    names = [name for name in statistics.get("models", ()) if name not in statistics.get("versions", {})]
+    for name in names:
         why = why_not_ready(name, statistics)
+        model, version = parted(name)
+        row = {"name": model, "version": version or ONLY}
         if why is None:
-            rows.append({"name": name, "version": VERSION, "state": "READY"})
+            rows.append({**row, "state": "READY"})
         elif not ready_only:
-            rows.append({"name": name, "version": VERSION, "state": "UNAVAILABLE", "reason": why})
+            rows.append({**row, "state": "UNAVAILABLE", "reason": why})
     return rows
 
 
@@ -178,6 +200,12 @@ class ServerCounters:
                     self._told_at, self._page = trio.current_time(), None
                 return self._told
         raise DeadlineExceeded(f"the server has not answered for {seconds:g} s")
+
+    async def read_or_last(self, seconds: float) -> dict[str, Any]:
+        """Return the counters, or those that were told last where the server has not answered for so many seconds."""
+        with suppress(DeadlineExceeded):
+            return await self.read(seconds)
+        return self._told
 
     async def statistics_page(self, steps: LongSteps) -> HttpResponse:
         """Return the page of all models, which is written once for all who ask for it meanwhile."""
@@ -223,7 +251,7 @@ def model_statistics(model: str | None, statistics: Mapping[str, Any]) -> dict[s
     Raises `Forbidden` where the server tells no sums.
     """
     totals = totals_of(statistics)
-    names = totals if model is None else [model]
+    names = totals if model is None else models_of(model, statistics)
     return {"model_stats": [_counts(name, totals[name]) for name in names if name in totals]}
 
 
@@ -238,8 +266,8 @@ def _counts(name: str, totals: Mapping[str, int]) -> dict[str, Any]:
         return {"count": done, "ns": totals[part] * 1000}
 
     return {
-        "name": name,
-        "version": VERSION,
+        "name": bare(name),
+        "version": parted(name)[1] or ONLY,
         "last_inference": totals["last_ms"],
         "inference_count": totals["rows"],
         "execution_count": totals["calls"],

@@ -39,13 +39,15 @@ from shapestream.gateway.model_pages import (
     PAGE_S,
     READY_S,
     ServerCounters,
-    check_version,
+    asked_for,
+    bare,
     model_config,
     model_metadata,
     model_statistics,
     repository_index,
     server_metadata,
     signature_of,
+    versions_of,
     why_not_ready,
     why_server_is_not_ready,
 )
@@ -181,9 +183,8 @@ class Routes:
         end = self._model_pages.get("/".join(rest)) if model and rest != [""] else None
         if end is None:
             raise HttpError(404, f"there is no {path[:200]!r}")
-        check_version(version)
         method, model_page = end
-        return {method: partial(model_page, model)}
+        return {method: partial(model_page, asked_for(model, version))}
 
     # ---------------------------------------------------------------- pages about the server
 
@@ -240,7 +241,9 @@ class Routes:
     # ---------------------------------------------------------------- pages about a model
 
     async def _metadata(self, model: str, request: HttpRequest) -> HttpResponse:
-        return _page(model_metadata(await self._loaded(model, PAGE_S)))
+        signature = await self._loaded(model, PAGE_S)
+        told = await self._told_counters.read_or_last(READY_S)
+        return _page(model_metadata(signature, versions_of(model, told)))
 
     async def _config(self, model: str, request: HttpRequest) -> HttpResponse:
         return _page(model_config(await self._loaded(model, PAGE_S)))
@@ -254,7 +257,7 @@ class Routes:
         await self._loaded(model, READY_S)
         if (why := why_not_ready(model, await self._counters(READY_S))) is not None:
             raise _not_ready(why)
-        return _page({"name": model, "ready": True})
+        return _page({"name": bare(model), "ready": True})
 
     async def _loaded(self, model: str, seconds: float) -> ModelSignature:
         """Return a model's signature. One that no worker has brought within these seconds is not ready."""
@@ -291,7 +294,7 @@ class Routes:
                 caller=request.peer,
             )
         return await steps.run_slices(
-            converted_nbytes(asked, result), infer_response(model, body.id, asked, result)
+            converted_nbytes(asked, result), infer_response(bare(model), body.id, asked, result)
         )
 
 

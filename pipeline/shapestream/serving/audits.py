@@ -23,6 +23,7 @@ from shapestream.serving.ends import BatchEnded
 from shapestream.serving.served_models import ServedModel, ServedModels
 from shapestream.serving.sessions import RequestRecord
 from shapestream.serving.workers import SlotRecord
+from shapestream.settings.version_settings import ROUTING
 from shapestream_engine.layout import Tensors
 
 MOST_SAMPLES = 64
@@ -213,6 +214,6 @@ class AuditBook:
 
 def key_of(model: ServedModel, digest: str | None) -> str:
     """Return a name for a model's files, signature and settings. If one of these changes, its audits start again."""
-    settings = model.settings.model_dump(mode="json", exclude={"audit", "path"})
+    settings = model.settings.model_dump(mode="json", exclude={"audit", "path", *ROUTING})
     plain = {"digest": digest, "signature": model.description, "settings": settings}
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:40]

@@ -15,10 +15,13 @@ from typing import NamedTuple
 
 from shapestream.chains.room import ChainRoom
 from shapestream.chains.run import ChainRun, StageRequest
-from shapestream.errors import Cancelled, DeadlineExceeded, Draining, TooLarge, Unavailable
+from shapestream.errors import Cancelled, DeadlineExceeded, Draining, InvalidRequest, TooLarge, Unavailable
 from shapestream.scheduling.batches import Batch
+from shapestream.serving.announced import Announced, Routed, routed_tensors
 from shapestream.serving.served_models import ServedModels
 from shapestream.serving.sessions import RequestRecord
+from shapestream.version_fit import Fit
+from shapestream.versions import versioned
 from shapestream.wire.tensor_frames import check_longest
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Tensors, value
@@ -52,6 +55,8 @@ class ChainRequest:
     """The slot that answered last."""
     critical: dict[str, Part] = field(default_factory=dict)
     """By stage, the request that ended last."""
+    drawn: dict[str, tuple[str, Fit]] = field(default_factory=dict)
+    """By a name with versions, the one that all its stages' requests get."""
 
     @property
     def may_have_run(self) -> bool:
@@ -225,16 +230,24 @@ class ChainDesk:
         run = request.run
         if run.is_over:
             return None
-        name = part.stage.stage.model
+        name, tensors, routed = part.stage.stage.model, part.tensors, None
+        try:
+            if (announced := self._announced(name)) is not None:
+                name, fit = self._drawn(request, announced)
+                routed = Routed(announced.number, tensors.layout, fit)
+                tensors = routed_tensors(tensors, fit)
+        except InvalidRequest as error:
+            run.fail(error.code, error.message)
+            return None
         if (why := self._models.unavailable.get(name)) is not None:
             run.fail(Unavailable.code, why)
             return None
         model = self._models.by_name[name]
         try:
-            shape = model.resolve(part.tensors.layout)
-            group = model.group_of(shape, part.tensors) if model.has_alike else None
+            shape = model.resolve(tensors.layout)
+            group = model.group_of(shape, tensors) if model.has_alike else None
             if model.takes_strings:
-                check_longest(model.signature.inputs, part.tensors)
+                check_longest(model.signature.inputs, tensors)
         except ShapeError as error:
             run.failed(part, "invalid", f"model {name!r}: {error}", now)
             return None
@@ -242,7 +255,33 @@ class ChainDesk:
             run.failed(part, error.code, f"model {name!r}: {error.message}", now)
             return None
         id_ = request.ids[part] = next(self._ids)
-        return request.record.of_stage(id_, model, shape, part, now, group)
+        then = tuple(
+            [self._model_of(request, later.model) for later in run.chain.then[part.stage.stage.name]]
+        )
+        return request.record.of_stage(
+            id_, model, shape, part, now, group, tensors=tensors, then=then, routed=routed
+        )
+
+    def _announced(self, name: str) -> Announced | None:
+        """Return the versions of a stage's model; None if it has none, or if the stage names one."""
+        bare = self._models.by_bare_name.get(name)
+        return None if bare is None else bare.announced
+
+    def _drawn(self, request: ChainRequest, announced: Announced) -> tuple[str, Fit]:
+        """Return the version of a name that this request of a chain has, and draw it where that was not done before."""
+        drawn = request.drawn.get(announced.name)
+        if drawn is None:
+            record = request.record
+            drawn = announced.route(record.session.client[0], record.sequence, self._models.is_live)
+            request.drawn[announced.name] = drawn
+        return drawn
+
+    def _model_of(self, request: ChainRequest, name: str) -> str:
+        """Return the model whose price a later stage has: the version that is drawn, or the one with the rest."""
+        if (announced := self._announced(name)) is None:
+            return name
+        drawn = request.drawn.get(name)
+        return versioned(name, announced.versions.rest) if drawn is None else drawn[0]
 
 
 def part_of(part: StageRequest, number: int) -> Part:

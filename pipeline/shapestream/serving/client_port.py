@@ -27,6 +27,7 @@ from shapestream.errors import (
     Unavailable,
 )
 from shapestream.scheduling.events import Overload
+from shapestream.serving.announced import Announced, Routed, routed_tensors
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.ends import Egress
 from shapestream.serving.grants import UNASKED_BYTES, GrantState
@@ -43,6 +44,7 @@ from shapestream.settings import ServerSettings
 from shapestream.slices import SlicedWork, Slices
 from shapestream.telemetry.logging import PRESENT, RateLimit, get_logger
 from shapestream.telemetry.runs import ClientId
+from shapestream.versions import ONLY, versioned
 from shapestream.wire.codec import BadEntry
 from shapestream.wire.messages import (
     AcknowledgeAudit,
@@ -71,7 +73,7 @@ from shapestream.wire.messages import (
 from shapestream.wire.tags import CALLER, MOST_LOSSES, SUSPECT, losses_of, together_of, trace_of
 from shapestream.wire.tensor_frames import BYTES_PER_POINT, check_inputs
 from shapestream_engine.errors import ShapeError
-from shapestream_engine.layout import RequestShape
+from shapestream_engine.layout import RequestShape, Tensors
 
 log = get_logger()
 
@@ -89,10 +91,14 @@ class Taken(NamedTuple):
 
     model: ServedModel
     shape: RequestShape
+    tensors: Tensors
+    """In the order of the model's ports."""
     group: int | None
     """By its common inputs; None where its model has none."""
     losses: int | None
     """Of a suspect (`losses_of`); None of any other request."""
+    routed: Routed | None
+    """How it came to its version; None where it needs none."""
 
 
 class ClientPort:
@@ -310,6 +316,7 @@ class ClientPort:
             "chains": sorted(self._models.chains),
             "unavailable": dict(self._models.unavailable),
             "digests": dict(self._models.digests),
+            "versions": self._models.shares(),
             "forbidden": "the counters need a key with the role admin",
         }
 
@@ -327,7 +334,7 @@ class ClientPort:
             self._again(session, entry)
             return DEAR
         try:
-            taken = self._checked(entry, granted)
+            taken = self._checked(peer, session, entry, granted)
         except RequestError as error:
             self._fail(session, sequence, error.code, error.message, entry.tags)
             return DEAR
@@ -343,7 +350,7 @@ class ClientPort:
         price = 1
         if model.takes_strings:
             price += sum(memoryview(buffer).nbytes for buffer in entry.tensors.buffers) // BYTES_PER_POINT
-            if (wrong := _wrong_strings(model, entry)) is not None:
+            if (wrong := _wrong_strings(model, taken.tensors)) is not None:
                 self._fail(session, sequence, *wrong, entry.tags)
                 return DEAR + price
         record = self._record(session, entry, taken, caller, now)
@@ -356,7 +363,7 @@ class ClientPort:
         self, session: ClientSession, entry: RequestEntry, taken: Taken, caller: Use | None, now: float
     ) -> RequestRecord:
         """Return the record of a request that its model takes."""
-        model, shape, group, losses = taken
+        model, shape, tensors, group, losses, routed = taken
         remaining_ms = entry.remaining_ms
         return RequestRecord(
             id=next(self._ids),
@@ -373,13 +380,14 @@ class ClientPort:
             sequence=entry.sequence,
             served=model,
             shape=shape,
-            tensors=entry.tensors,
+            tensors=tensors,
             arrived=now,
             tags=entry.tags,
             caller=caller,
+            routed=routed,
         )
 
-    def _checked(self, entry: RequestEntry, granted: int) -> Taken:
+    def _checked(self, peer: bytes, session: ClientSession, entry: RequestEntry, granted: int) -> Taken:
         """Return what a request is to its model.
 
         `granted`: the bytes that were granted to it. Raises `RequestError` for one that is refused whatever the load is.
@@ -389,12 +397,15 @@ class ClientPort:
         except IndexError:
             text = f"no model has the number {entry.model} here; open a model by its name first"
             raise InvalidRequest(text) from None
+        tensors, routed = entry.tensors, None
+        if model.announced is not None:
+            model, tensors, routed = self._routed(peer, session, entry, model.announced)
         try:
-            shape = model.resolve(entry.tensors.layout)
+            shape = model.resolve(tensors.layout)
         except ShapeError as error:
             raise InvalidRequest(f"model {model.name!r}: {error}") from None
         if (why := self._models.unavailable.get(model.name)) is not None:
-            raise Unavailable(why)
+            raise InvalidRequest(why) if self._models.has_left(model) else Unavailable(why)
         nbytes, most = shape.total_nbytes, granted or self._window.window_bytes
         if nbytes > most:
             text = f"{nbytes} bytes in one request; this server takes at most {most}"
@@ -407,10 +418,25 @@ class ClientPort:
         if losses is not None and losses >= MOST_LOSSES:
             raise Poisoned(_ENDED_SERVERS)
         try:
-            group = model.group_of(shape, entry.tensors) if model.has_alike else None
+            group = model.group_of(shape, tensors) if model.has_alike else None
         except ShapeError as error:
             raise InvalidRequest(f"model {model.name!r}: {error}") from None
-        return Taken(model, shape, group, losses)
+        return Taken(model, shape, tensors, group, losses, routed)
+
+    def _routed(
+        self, peer: bytes, session: ClientSession, entry: RequestEntry, announced: Announced
+    ) -> tuple[ServedModel, Tensors, Routed]:
+        """Return the version that a request is drawn for, and its tensors in the order of that version's ports."""
+        who = session.client[0]
+        if announced.versions.by == "caller":
+            caller = None if entry.tags is None else entry.tags.get(CALLER)
+            if caller is not None and self._socket.may_name_callers(peer):
+                who = caller.encode()
+            elif (key := session.client[1]) is not None:
+                who = key.encode()
+        name, fit = announced.route(who, entry.sequence, self._models.is_live)
+        routed = Routed(announced.number, entry.tensors.layout, fit)
+        return self._models.by_name[name], routed_tensors(entry.tensors, fit), routed
 
     def _granted(self, session: ClientSession, sequence: int) -> int:
         """Return the granted bytes of a request that is here now; 0 if none are. One that did not wait loses its turn."""
@@ -613,23 +639,28 @@ class ClientPort:
 
     def _open_model(self, session: ClientSession, name: str) -> None:
         """Answer at once, or when a worker has brought the promised model."""
-        model = self._models.by_name.get(name)
-        why = self._models.unavailable.get(name)
-        if why is not None:
+        models = self._models
+        model = models.find(name)
+        why = models.unavailable.get(name if model is None else model.name)
+        if model is not None and models.has_left(model):
+            self.outgoing.say(session, ModelRefused(name=name, code="invalid", message=models.unknown(name)))
+        elif why is not None:
             self.outgoing.say(session, ModelRefused(name=name, code="unavailable", message=why))
         elif model is not None:
-            self.outgoing.say(session, _opened(model))
-        elif name in self._models.expected or name in self._models.chains:
+            self.outgoing.say(session, _opened(model, name))
+        elif models.may_come(name):
             self._waiting.setdefault(name, {})[session] = None
         else:
-            known = ", ".join(self._models.names) or "none"
-            text = f"no model is called {name!r}; this server has: {known}"
-            self.outgoing.say(session, ModelRefused(name=name, code="invalid", message=text))
+            self.outgoing.say(session, ModelRefused(name=name, code="invalid", message=models.unknown(name)))
 
     def model_added(self, model: ServedModel) -> None:
         """Answer the sessions that wait for this model."""
-        for session in self._waiting.pop(model.name, {}):
-            self.outgoing.say(session, _opened(model))
+        names = (model.name,) if model.version is not None else (model.name, versioned(model.name, ONLY))
+        for name in names:
+            if self._models.find(name) is not model:
+                continue
+            for session in self._waiting.pop(name, {}):
+                self.outgoing.say(session, _opened(model, name))
 
     def model_unavailable(self, name: str, why: str) -> None:
         """Refuse the sessions that wait for this model, which will not come."""
@@ -716,10 +747,10 @@ class ClientPort:
         self._dispatcher.abandon(unfinished, now)
 
 
-def _wrong_strings(model: ServedModel, entry: RequestEntry) -> tuple[str, str] | None:
+def _wrong_strings(model: ServedModel, tensors: Tensors) -> tuple[str, str] | None:
     """Return the code and the message for strings that are longer than their inputs take, or no text; None if none are."""
     try:
-        check_inputs(model.signature.inputs, entry.tensors)
+        check_inputs(model.signature.inputs, tensors)
     except RequestError as error:
         return error.code, f"model {model.name!r}: {error.message}"
     return None
@@ -729,8 +760,8 @@ def _no_longer_kept(sequence: int) -> str:
     return f"number {sequence} was answered before, and the reply is no longer kept"
 
 
-def _opened(model: ServedModel) -> ModelOpened:
+def _opened(model: ServedModel, name: str) -> ModelOpened:
     signature = model.description
     if not model.profile.idempotent:
         signature = {**signature, "idempotent": False}
-    return ModelOpened(name=model.name, number=model.number, signature=signature)
+    return ModelOpened(name=name, number=model.number, signature=signature)

@@ -42,6 +42,7 @@ from shapestream.scheduling.batches import Batch, Submitted
 from shapestream.scheduling.bundles import BUNDLE_S
 from shapestream.scheduling.queueing import Occupancy
 from shapestream.scheduling.scheduler import Scheduler
+from shapestream.serving.announced import answer_of
 from shapestream.serving.audits import AuditBook, AuditRun
 from shapestream.serving.chain_desk import SLICE, ChainDesk, ChainRequest
 from shapestream.serving.ends import (
@@ -294,6 +295,8 @@ class Dispatcher:
         if model.chain is not None:
             self.desk.has_chains = True
             return
+        if model.announced is not None:
+            return  # its requests are its versions'
         self._handle(events.ModelAdded(model=model.profile), now)
         if self._audits.add(model).stopped:
             self._handle(events.ModelRunsAlone(model=model.name, alone=True), now)
@@ -617,7 +620,7 @@ class Dispatcher:
             if record.stage is None:
                 direct.append((record, result))
             elif result is not None:
-                self.desk.answered(record, result, batch, now)
+                self.desk.answered(record, answer_of(result, record.routed), batch, now)
         self._journal.statistics.stage_results += len(records) - len(direct)
         return [record for record, _ in direct], [result for _, result in direct]
 

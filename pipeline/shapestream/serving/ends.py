@@ -26,6 +26,7 @@ import trio
 from shapestream.errors import Draining, Overloaded, Unavailable, WorkerLost, error_from_code
 from shapestream.scheduling.actions import FailRequest
 from shapestream.scheduling.batches import Batch
+from shapestream.serving.announced import answer_of
 from shapestream.serving.chain_desk import ChainRequest
 from shapestream.serving.grants import Grants
 from shapestream.serving.kept_replies import KeptReplies
@@ -262,6 +263,8 @@ class Egress:
                 arrived = record.arrived
                 timings = _timings(batch, record, now)
             session, sequence = record.session, record.sequence
+            if record.routed is not None:
+                tensors = answer_of(tensors, record.routed)
             result = ResultEntry(sequence=sequence, timings=timings, tensors=tensors)
             say(session, result)
             keep(session.answered, sequence, record.known_by, result)
@@ -279,6 +282,7 @@ class Egress:
             batch_rows=1,
             worker=label,
             digest=None,
+            version=record.served.version,
         )
         result = ResultEntry(sequence=record.sequence, timings=timings, tensors=tensors)
         self.outgoing.say(record.session, result)
@@ -352,6 +356,7 @@ def _timings(batch: Batch, record: RequestRecord, now: float) -> Timings:
         batch_rows=batch.sizes[0] if record.served.profile.has_batch else 1,
         worker=slot.label,
         digest=slot.worker.digests.get(record.model),
+        version=record.served.version,
     )
 
 

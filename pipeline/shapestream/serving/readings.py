@@ -35,6 +35,7 @@ from shapestream.telemetry.presence import ConfiguredWorker, Presence
 from shapestream.telemetry.runs import ClientId
 from shapestream.transport.curve import ProtectedRouter
 from shapestream.transport.interface import PeerSocket
+from shapestream.versions import canaries, versioned
 
 MOST_SLOTS = 1024
 """Slots that the counters name, the first that joined: a message holds 1 MiB, and its maps 4096 keys."""
@@ -91,7 +92,8 @@ class Readings:
         if model is not None:
             return self._model_not_ready(model, offered)
         reasons = [LEAVES] if self.leaves.is_set() else []
-        counted = (name for name in self.models.promised if name not in self.models.new)
+        rests = canaries(self.models.versions)  # the rest has their share meanwhile
+        counted = (name for name in self.models.promised if name not in self.models.new and name not in rests)
         reasons += [_no_slot_for(name) for name in counted if name not in offered]
         return reasons or ([] if offered else ["no slot"])
 
@@ -109,6 +111,8 @@ class Readings:
         ahead_s, counters = time.time() - trio.current_time(), self.counters.models
         found = {}
         for name in self.models.names:
+            if name in self.models.versions:
+                continue  # each of its requests counts at its version
             model = counters[name]
             last_ms = round((ahead_s + model.last_ended) * 1000) if model.last_ended else 0
             found[name] = {**model.totals(), "last_ms": last_ms}
@@ -116,6 +120,11 @@ class Readings:
 
     def _offered(self) -> set[str]:
         offered = {name for worker in self._workers() if _serves(worker) for name in worker.models}
+        offered |= {
+            name
+            for name, versions in self.models.versions.items()
+            if versioned(name, versions.rest) in offered
+        }
         chains = self.models.chains.values()
         return offered | {
             chain.name for chain in chains if {stage.model for stage in chain.stages} <= offered
@@ -181,6 +190,7 @@ class Readings:
             "chains": sorted(self.models.chains),
             "unavailable": dict(self.models.unavailable),
             "digests": dict(self.models.digests),
+            "versions": self.models.shares(),
             "totals": self.totals(),
             "chain_room": seen.room.to_dict(seen.chains),
             "scheduler": in_scheduler,

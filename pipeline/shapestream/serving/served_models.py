@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from hashlib import blake2b
@@ -14,9 +14,11 @@ from shapestream.chains.plan import Chain, ChainRefused, plan_chain
 from shapestream.chains.spec import ChainSpec
 from shapestream.errors import ConfigurationError
 from shapestream.scheduling.events import InputBytes, ModelProfile
+from shapestream.serving.announced import Announced
 from shapestream.settings import ModelSettings
 from shapestream.slices import Slices
 from shapestream.telemetry.logging import get_logger
+from shapestream.versions import ONLY, Versions, parted, versioned
 from shapestream.wire.limits import (
     MAX_INLINE_BYTES,
     MAX_RANK,
@@ -72,6 +74,7 @@ class ServedModel:
     __slots__ = (
         "_common",
         "_fixed",
+        "announced",
         "chain",
         "description",
         "has_alike",
@@ -82,6 +85,7 @@ class ServedModel:
         "settings",
         "signature",
         "takes_strings",
+        "version",
     )
 
     def __init__(
@@ -98,6 +102,10 @@ class ServedModel:
         self.settings = settings
         self.chain = chain
         """The stages, if it is a chain of other models; no slot serves it, and the scheduler does not know it."""
+        self.announced: Announced | None = None
+        """The versions, if it is a name with several; each is a model of its own, and the scheduler knows only these."""
+        self.version = parted(name)[1]
+        """None: its name has no versions."""
         self.profile = _profile(name, signature, settings)
         self.takes_strings = any(port.is_string for port in signature.inputs)
         numbered = list(enumerate(signature.inputs))
@@ -278,7 +286,12 @@ class ServedModels:
         expected: Mapping[str, ModelSettings],
         digests: Mapping[str, str] | None = None,
         chains: Iterable[ChainSpec] = (),
+        versions: Mapping[str, Versions] | None = None,
     ) -> None:
+        self.versions = dict(versions or {})
+        """The versions that the configuration has, by the names that clients use."""
+        self.by_bare_name: dict[str, ServedModel] = {}
+        """The names with versions, of which the one with the rest has come."""
         self.expected = dict(expected)
         """Settings of the models that the configuration has or had, by name."""
         self.chains = {chain.name: chain for chain in chains}
@@ -300,12 +313,52 @@ class ServedModels:
         """The reason for each model whose requests are refused, by name. `Availability` keeps it."""
 
     def __iter__(self) -> Iterator[ServedModel]:
-        return iter(self.by_number)
+        return iter(self.by_name.values())
 
     @property
     def names(self) -> list[str]:
         """Return every name that may be asked for, sorted."""
-        return sorted(self.by_name.keys() | self.expected.keys() | self.chains.keys())
+        return sorted(self.by_name.keys() | self.expected.keys() | self.chains.keys() | self.versions.keys())
+
+    def find(self, name: str) -> ServedModel | None:
+        """Return what clients mean by a name: a model, a chain, a version, or a name with versions."""
+        if (found := self.by_bare_name.get(name) or self.by_name.get(name)) is not None:
+            return found
+        base, version = parted(name)
+        return self.by_name.get(base) if version == ONLY and base not in self.versions else None
+
+    def may_come(self, name: str) -> bool:
+        """Tell whether the configuration promises this name."""
+        base, version = parted(name)
+        known = self.expected.keys() | self.chains.keys() | self.versions.keys()
+        return name not in self._withdrawn and (
+            name in known or (version == ONLY and base in known and base not in self.versions)
+        )
+
+    def unknown(self, name: str) -> str:
+        """Say that no model has this name, and which there are."""
+        base, version = parted(name)
+        versions = self.versions.get(base)
+        if version is not None and versions is not None:
+            return f"{base!r} has no version {version!r}; it has: {', '.join(versions.listed)}"
+        if version is not None and base in self.names:
+            return f"{base!r} has the version {ONLY!r} only, and no {version!r}"
+        return f"no model is called {name!r}; this server has: {', '.join(self.names) or 'none'}"
+
+    def has_left(self, model: ServedModel) -> bool:
+        """Tell whether this is a version that was removed from the configuration."""
+        return model.version is not None and model.name in self._withdrawn
+
+    def shares(self) -> dict[str, dict[str, int]]:
+        """Return each name with versions, and the millionths of its requests that each version gets, as plain data."""
+        return {
+            name: {version: versions.shares[version] for version in versions.listed}
+            for name, versions in self.versions.items()
+        }
+
+    def is_live(self, name: str) -> bool:
+        """Tell whether a worker has brought this model, and its workers were not given up."""
+        return name in self.by_name and name not in self.unavailable
 
     def others(
         self, names: Iterable[str], digests: Mapping[str, str], engines: Mapping[str, str]
@@ -360,13 +413,14 @@ class ServedModels:
             yield
         if any(model.name in self.by_name for model in new):  # another port has added it meanwhile
             return (yield from self.add_all(signatures, digests, engines, once))
-        if len(self.by_number) + len(new) > MAX_MODELS:
+        if len(self.by_number) + len(new) > MAX_MODELS:  # names with versions count, too
             raise ConfigurationError(
                 [f"more than {MAX_MODELS} models; restart the server to forget the old ones"]
             )
         for model in new:
             self._enter(model)
         if new:
+            new += self._announce()
             new += self._complete_chains()
         for name, digest in (digests or {}).items():
             self.digests.setdefault(name, digest)
@@ -378,6 +432,53 @@ class ServedModels:
         model.number = len(self.by_number)
         self.by_name[model.name] = model
         self.by_number.append(model)
+
+    def change_versions(self, versions: Mapping[str, Versions]) -> list[ServedModel]:
+        """Draw requests by these shares from now on. Those that were admitted keep their versions.
+
+        Returns the names that have versions now and had none.
+        """
+        self.versions = dict(versions)
+        for name in self.by_bare_name.keys() - self.versions.keys():
+            bare = self.by_bare_name.pop(name)
+            model = self.by_name.get(name)
+            if model is not None and model.description == bare.description:
+                self.by_number[bare.number] = model
+        return self._announce()
+
+    def _announce(self) -> list[ServedModel]:
+        """Announce the names whose version with the rest has come. Clients that know another signature keep its number."""
+        new = []
+        for name, versions in self.versions.items():
+            rest = self.by_name.get(versioned(name, versions.rest))
+            known = self.by_bare_name.get(name)
+            if known is not None and known.announced is not None:
+                known.announced.versions = versions
+                self._fit(known.announced)
+            if rest is None or (
+                known is not None and known.announced is not None and known.announced.takes(rest.name)
+            ):
+                continue
+            signature = replace(rest.signature, name=name)
+            bare = ServedModel(-1, name, signature, rest.settings, rest.chain)
+            before = self.by_name.get(name)  # it had no versions until now
+            if known is None and before is not None and before.description == bare.description:
+                bare.number = before.number
+                self.by_number[bare.number] = bare
+            else:
+                bare.number = len(self.by_number)
+                self.by_number.append(bare)
+            bare.announced = Announced(bare.number, versions, signature, idempotent=rest.profile.idempotent)
+            self._fit(bare.announced)
+            self.by_bare_name[name] = bare
+            new.append(bare)
+        return new
+
+    def _fit(self, announced: Announced) -> None:
+        """Let a name know the signatures of its versions that have come."""
+        for name in announced.versions.models:
+            if (model := self.by_name.get(name)) is not None:
+                announced.fit(name, model.signature, idempotent=model.profile.idempotent)
 
     def change_chains(self, chains: Iterable[ChainSpec]) -> list[ServedModel]:
         """Serve these chains, and no others, from now on; requests that have begun run on as they were.
@@ -401,7 +502,7 @@ class ServedModels:
                 known and known.chain and spec in (known.chain.spec, self.old_chains.get(name))
             ):
                 continue
-            models = {stage.model: self.by_name.get(stage.model) for stage in spec.stages}
+            models = {stage.model: self.find(stage.model) for stage in spec.stages}
             signatures = {model.name: model.signature for model in models.values() if model is not None}
             if signatures.keys() != models.keys():
                 continue

@@ -63,6 +63,7 @@ from shapestream.transport.curve import KeyRing, KeyRole, ProtectedRouter, Serve
 from shapestream.transport.interface import PeerSocket
 from shapestream.transport.router import OutboxRoom, RouterSocket
 from shapestream.transport.zeromq import SocketOptions
+from shapestream.versions import Versions
 from shapestream.wire.codec import codec_of, encode
 from shapestream.wire.limits import CLIENT_LIMITS, MAX_FRAME_BYTES, WORKER_LIMITS, Limits
 from shapestream.wire.messages import Goodbye, Role
@@ -312,6 +313,13 @@ class Server:
             self._dispatcher.end_turn()
         return sorted(self._models.old_chains)
 
+    def change_versions(self, versions: Mapping[str, Versions]) -> None:
+        """Draw requests that name no version by these shares from now on."""
+        new = self._models.change_versions(versions)
+        if not self._ended:
+            self._availability.models_added(new, trio.current_time())
+            self._dispatcher.end_turn()
+
     def count_reloads(self, results: Iterable[str]) -> None:
         """Set the counters of reloads to 0, one for each result."""
         self._counters.reloads.update(dict.fromkeys(results, 0))
@@ -468,6 +476,7 @@ async def serve(
     *,
     models: Mapping[str, ModelSettings] | None = None,
     chains: Iterable[ChainSpec] = (),
+    versions: Mapping[str, Versions] | None = None,
     digests: Mapping[str, str] | None = None,
     keys: ServerSecurity | None = None,
     cost_cache: CostCache | None = None,
@@ -486,6 +495,7 @@ async def serve(
 
     models: settings by name; clients may ask for these models before a worker serves them.
     chains: of these models; each can be asked for once its models are served.
+    versions: the names that have several of the models, which are called `NAME@VERSION` then, and their shares.
     digests: sha256 of the models' files, by name. The first worker of a model without one names it.
     keys: the keys of `settings.security`, read from its files.
     cost_cache: keeps the costs that are learned from traffic, for the next server.
@@ -517,7 +527,7 @@ async def serve(
         if worker_socket is None and dial_in:
             roles_of_workers = (KeyRole.WORKER,)
             worker_socket = listen(dial_in, settings, keys, "workers", roles_of_workers, room, WORKER_LIMITS)
-        served = ServedModels(models or {}, digests or {}, chains)
+        served = ServedModels(models or {}, digests or {}, chains, versions)
         server = Server(
             settings,
             served,

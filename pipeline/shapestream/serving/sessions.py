@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from shapestream.chains.run import StageRequest
 from shapestream.scheduling.events import Arrival
+from shapestream.serving.announced import Routed
 from shapestream.serving.grants import UNASKED_BYTES, Grant, Grants, GrantState, RequestRoom
 from shapestream.serving.kept_replies import ClientReplies, KeptReplies
 from shapestream.serving.port_traffic import PeerLink
@@ -60,10 +61,14 @@ class RequestRecord(Arrival):
     only one. None: a client sent it."""
     parent: Parent | None = None
     """The chain's request."""
+    routed: Routed | None = None
+    """How it came to its version; None where it named one, or where its model has no versions."""
 
     @property
     def known_by(self) -> tuple[int, Layout]:
         """The number of the model, and the layout: by these, another request with the same number is recognised."""
+        if self.routed is not None:
+            return self.routed.number, self.routed.layout
         return self.served.number, self.tensors.layout
 
     def of_stage(
@@ -74,8 +79,15 @@ class RequestRecord(Arrival):
         part: StageRequest,
         now: float,
         group: int | None = None,
+        *,
+        tensors: Tensors,
+        then: tuple[str, ...],
+        routed: Routed | None,
     ) -> RequestRecord:
-        """Return the record of a request of a stage, for this request of a chain, whose client, deadline and tags it has."""
+        """Return the record of a request of a stage, for this request of a chain, whose client, deadline and tags it has.
+
+        `then`: the models of later stages. `tensors` are in the order of the version's ports.
+        """
         stage = part.stage.stage
         return replace(
             self,
@@ -85,15 +97,16 @@ class RequestRecord(Arrival):
             nbytes=part.nbytes,
             # The first stages are admitted as the chain is; what follows from them has been.
             since=self.arrived if stage.needs else None,
-            then=tuple([later.model for later in part.run.chain.then[stage.name]]),
+            then=then,
             group=group,
             submitted=max(self.submitted, part.stage.requests),
             served=served,
             shape=shape,
-            tensors=part.tensors,
+            tensors=tensors,
             arrived=now,
             stage=part,
             parent=Parent(self.id, self.model, self.arrived),
+            routed=routed,
         )
 
     def __repr__(self) -> str:

@@ -5,7 +5,7 @@ The long sections are in server_settings.py and model_settings.py; docs/configur
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias, cast
@@ -27,7 +27,10 @@ from shapestream.settings.values import (
     read_bytes,
     wrong,
 )
+from shapestream.settings.version_settings import names_of, served_name, versions_of
+from shapestream.settings.version_settings import problems as problems_of_versions
 from shapestream.settings.yaml_source import Location
+from shapestream.versions import Versions, canaries, parted, spell_share
 from shapestream_engine.errors import ModelLoadError
 from shapestream_engine.machine import MAX_SLOTS
 from shapestream_engine.model_files import files_of_model
@@ -175,11 +178,56 @@ class Settings(Section):
         """The models by name."""
         return {model.name: model for model in self.models}
 
+    @property
+    def versions(self) -> dict[str, Versions]:
+        """The versions of each name that has several, or that states one."""
+        return versions_of(self.models)
+
+    def named(self) -> Settings:
+        """Return these settings as the program takes them: each version is a model called `embeddings@4`."""
+        known = self.versions
+        if not known:
+            return self
+        models = tuple(
+            self.models[index].model_copy(update={"name": name})
+            for index, name in names_of(self.models).items()
+        )
+        named = self.model_copy(update={"models": models})
+        if self.in_process is not None or not self.worker_groups:
+            return named
+        return named.model_copy(update={"workers": named._groups_of_versions(known)})
+
+    def _groups_of_versions(self, known: Mapping[str, Versions]) -> tuple[WorkerGroupSettings, ...]:
+        """Return the groups with the names of versions, and one process more for each canary that no group names."""
+        rests = canaries(known)
+        listed = {name for group in self.worker_groups for name in group.models or ()}
+        by_default = tuple(model.name for model in self.models if model.name not in rests)
+        groups = [
+            group.model_copy(
+                update={
+                    "models": by_default
+                    if group.models is None
+                    else tuple(dict.fromkeys(served_name(name, known) for name in group.models))
+                }
+            )
+            for group in self.worker_groups
+        ]
+        for canary, rest in rests.items():
+            beside = next((group for group in groups if rest in (group.models or ())), None)
+            if canary not in listed and beside is not None:
+                groups.append(beside.model_copy(update={"models": (canary,), "count": 1}))
+        return tuple(groups)
+
     def effective(self) -> Settings:
         """Return these settings with the derived values: engines, audits and the default worker."""
         models = tuple(
             model.model_copy(
-                update={"engine": model.only_engine or AUTO_ENGINE, "audit": model.effective_audit}
+                update={
+                    "name": parted(model.name)[0],
+                    "traffic": None if model.traffic is None else spell_share(model.traffic),
+                    "engine": model.only_engine or AUTO_ENGINE,
+                    "audit": model.effective_audit,
+                }
             )
             for model in self.models
         )
@@ -221,11 +269,8 @@ class Settings(Section):
 
     def problems(self) -> Iterator[Finding]:
         """Yield each contradiction between settings, with the place of the one to change."""
-        first: dict[str, int] = {}
+        yield from below(("models",), problems_of_versions(self.models))
         for index, model in enumerate(self.models):
-            if first.setdefault(model.name, index) != index:
-                words = f'models[{first[model.name]}] has the name "{model.name}" too (names must be unique)'
-                yield ("models", index, "name"), words
             yield from below(("models", index), model.problems())
             if (words_of_path := self._outside_model_root(model)) is not None:
                 key = "path" if model.tokenizer is None else "tokenizer"
@@ -233,6 +278,8 @@ class Settings(Section):
             hang_after_s = model.batching.hang_limit_s
             if (words_of_hang := self.server.too_short_for_hangs(hang_after_s)) is not None:
                 yield ("models", index, "batching", "hang_after_s"), words_of_hang
+        names = self._names()
+        first = {model.name: index for index, model in enumerate(self.models)}
         for index, chain in enumerate(self.chains):
             if first.setdefault(chain.name, -1) == -1:
                 first[chain.name] = len(self.models) + index
@@ -241,15 +288,15 @@ class Settings(Section):
                     ("chains", index, "name"),
                     f'"{chain.name}" is the name of another model (names must be unique)',
                 )
-            yield from below(("chains", index), chain.problems([model.name for model in self.models]))
+            yield from below(("chains", index), chain.problems(names))
         yield from below(("server",), self.server.problems())
         if self.server.http is not None:
-            names = [model.name for model in self.models] + [chain.name for chain in self.chains]
+            asked = names + [chain.name for chain in self.chains]
             for place, name in self.server.http.services():
-                if name not in names:
+                if name not in asked:
                     yield (
                         ("server", "http", *place),
-                        f'there is no model or chain "{name}" {did_you_mean(name, names)}',
+                        f'there is no model or chain "{name}" {did_you_mean(name, asked)}',
                     )
         yield from self._problems_of_workers()
 
@@ -261,21 +308,27 @@ class Settings(Section):
             yield ("models",), "no models (add one; only a server with worker_listen needs none)"
         if self.workers == () and in_process is None and not dial_in:
             yield ("workers",), "no workers, and server.worker_listen is not set (add a worker, or set it)"
-        names = [model.name for model in self.models]
+        names, known = self._names(), self.versions
         groups = self.workers or ()
         for index, group in enumerate(groups):
             for position, name in enumerate(group.models or ()):
                 if name not in names:
                     where = ("workers", index, "models", position)
                     yield where, f'there is no model "{name}" {did_you_mean(name, names)}'
-        served = {name for group in groups for name in (names if group.models is None else group.models)}
+        served = {served_name(name, known) for group in groups for name in group.models or names}
+        rests = canaries(known)
         if groups and not dial_in and in_process is None:
-            for index, name in enumerate(names):
-                if name not in served:
+            for index, name in names_of(self.models).items():
+                if name not in served and rests.get(name) not in served:
                     yield (
                         ("models", index, "name"),
                         f'no worker serves "{name}" (add it to a group of workers)',
                     )
+
+    def _names(self) -> list[str]:
+        """Return the names by which a file may mean a model: `embeddings`, and with versions `embeddings@4` too."""
+        bare = dict.fromkeys(parted(model.name)[0] for model in self.models)
+        return [*bare, *(name for name in names_of(self.models).values() if name not in bare)]
 
     def _outside_model_root(self, model: ModelSettings) -> str | None:
         """Return the problem of a model with a file outside of `model_root`, weights included; links are followed."""

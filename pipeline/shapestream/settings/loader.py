@@ -180,6 +180,9 @@ def _loaded(path: Path, source: YamlSource, *, files_must_exist: bool, serves: b
         if (words := _removed(location)) is not None:
             findings.add(location, f"this key was removed ({words})")
             findings.told.add(location[:-1])
+    for location, text in source.spellings.items():
+        if location[:1] == ("models",) and location[2:] == ("version",):
+            findings.add(location, f'{text} is a number in YAML (put the version in quotes: "{text}")')
     context = {
         "base": path.parent,
         "files_must_exist": files_must_exist,
@@ -189,7 +192,7 @@ def _loaded(path: Path, source: YamlSource, *, files_must_exist: bool, serves: b
     if findings.found or settings is None:
         findings.found.sort(key=lambda finding: finding[0] or Place(0, 0))
         raise ConfigurationError([_line(path, *finding) for finding in findings.found])
-    return LoadedSettings(settings=settings, path=path, source=source, folders=folders)
+    return LoadedSettings(settings=settings.named(), path=path, source=source, folders=folders)
 
 
 def _removed(location: Location) -> str | None:

@@ -40,6 +40,7 @@ from shapestream.settings.values import (
     read_path,
     wrong,
 )
+from shapestream.settings.version_settings import Share, Version
 from shapestream.settings.yaml_source import Location
 from shapestream_engine.backends.registry import ENGINES_OF_SUFFIX, engines_of_path, known_engines
 from shapestream_engine.element_types import ELEMENT_TYPES
@@ -636,6 +637,12 @@ class ModelSettings(Section):
 
     name: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:/-]*$")
     """The name that clients use."""
+    version: Version | None = None
+    """The version; models of one name have different ones. Default: 1."""
+    traffic: Share | None = None
+    """Share of the requests that name no version: 5%. Default: what the other versions leave."""
+    traffic_by: Literal["request", "caller"] | None = None
+    """`caller`: all requests of a caller get the same version. Default: `request`, each is drawn by itself."""
     path: Annotated[str, BeforeValidator(read_model_path)] | None = None
     """IR (.xml), ONNX (.onnx) or an exported program of PyTorch (.pt2), relative to this file."""
     function: Annotated[str, WrapValidator(read_function)] | None = None

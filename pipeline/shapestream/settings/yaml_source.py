@@ -66,6 +66,8 @@ class YamlSource:
     origins: dict[Location, Location] = field(default_factory=dict)
     """The entry of the file from which an entry of `values` was made, such as a model of a folder's."""
 
+    spellings: dict[Location, str] = field(default_factory=dict)
+    """Numbers that are written in another way than they read: `010`, `1.10`, `0x1F`."""
     refused: set[Location] = field(default_factory=set)
     """Entries whose problems are told: what else is wrong with them follows from these."""
 
@@ -161,7 +163,12 @@ class _Builder:
             self._complain(node, location, "half of a character (write the whole one: \\U0001F600)")
             return None
         plain = isinstance(node, yaml.ScalarNode) and node.style is None
-        return _scalar(node.value) if plain else node.value
+        if not plain:
+            return node.value
+        value = _scalar(node.value)
+        if type(value) in (int, float) and str(value) != node.value:
+            self._source.spellings[location] = node.value
+        return value
 
     def _item(self, node: yaml.Node, location: Location) -> Any:
         self._source.places.setdefault(location, _place(node.start_mark))

@@ -19,6 +19,7 @@ import trio
 from shapestream.errors import Cancelled, InternalError, InvalidRequest, PeerGone, ProtocolError, RequestError
 from shapestream.testing.scripted_model import ScriptedModel
 from shapestream.transport.interface import Message, PeerSocket
+from shapestream.versions import ONLY, versioned
 from shapestream.wire.codec import decode, pack_messages
 from shapestream.wire.messages import (
     Cancel,
@@ -241,7 +242,7 @@ class ScriptedServer:
 
     def _open(self, name: str) -> Entry:
         for number, model in enumerate(self._models):
-            if model.signature.name == name:
+            if name in (model.signature.name, versioned(model.signature.name, ONLY)):
                 return ModelOpened(name=name, number=number, signature=model.signature.to_dict())
         known = ", ".join(model.signature.name for model in self._models)
         return ModelRefused(name=name, code="invalid", message=f"no model {name!r}; known: {known}")

@@ -56,6 +56,8 @@ class Timings(NamedTuple):
     """The slot that ran it, as `worker/slot`."""
     digest: str | None = None
     """The sha256 of the model's files, in hexadecimal; None for a function, and from older servers."""
+    version: str | None = None
+    """The version that answered; None where the model states none, and from older servers."""
 
 
 class Role(Enum):

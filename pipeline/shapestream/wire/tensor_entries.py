@@ -308,8 +308,8 @@ _TIMINGS = _LatestTimings()
 def _timings(value: Any) -> Timings:
     if type(value) is not tuple or len(value) < 6:
         raise _wrong("Result.timings", "an array of at least 6 elements", value)
-    timings = Timings(*value[:7])  # newer servers may send more
-    worker, digest = timings.worker, timings.digest
+    timings = Timings(*value[:8])  # newer servers may send more
+    worker, digest, version = timings.worker, timings.digest, timings.version
     for number in value[:5]:
         if type(number) is not int or not 0 <= number <= MAX_INTEGER:
             raise _wrong("each time in Result.timings", INTEGER, number)
@@ -317,6 +317,8 @@ def _timings(value: Any) -> Timings:
         raise _wrong("Result.timings.worker", NAME, worker)
     if digest is not None and (type(digest) is not str or len(digest) > MAX_NAME_CHARACTERS):
         raise _wrong("Result.timings.digest", NAME, digest)
+    if version is not None and (type(version) is not str or len(version) > MAX_NAME_CHARACTERS):
+        raise _wrong("Result.timings.version", NAME, version)
     return timings
 
 
@@ -486,7 +488,7 @@ def _write_result(entry: ResultEntry, frames: list[Buffer]) -> bytes:
             ResultEntry.KIND,
             len(frames) - before,
             entry.sequence,
-            times[:6] if times.digest is None else times,
+            times if times.version is not None else times[:6] if times.digest is None else times[:7],
             packed,
             inline,
         )

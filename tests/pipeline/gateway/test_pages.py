@@ -85,7 +85,7 @@ async def test_a_model_and_its_version(site: GatewaySite) -> None:
     } == told
     assert told == await site.get("/v2/models/pair/versions/1")
     assert await site.get("/v2/models/pair/config") == await site.get("/v2/models/pair/versions/1/config")
-    for path in ("/versions/2", "/versions/2/infer", "/versions/", "/versions", "/versions/01"):
+    for path in ("/versions/2", "/versions/2/ready", "/versions/", "/versions", "/versions/01"):
         assert 404 == (await site.ask("GET", f"/v2/models/pair{path}")).status
 
 
@@ -192,6 +192,7 @@ async def test_the_index_of_the_repository(site: GatewaySite) -> None:
 async def test_a_server_that_is_silent_is_not_ready(site: GatewaySite) -> None:
     """The gateway lives on, and says so at once."""
     await site.get(f"/v2/models/{PAIR.name}")
+    await trio.sleep(2 * FRESH_S)
     site.server.go_silent()
     assert {"live": True} == await site.get("/v2/health/live")
     for method, path in (

@@ -1,0 +1,100 @@
+"""Names with versions, as clients have opened them: the signature that they were told, and the versions that take it.
+
+A name has a number on the wire like a model, and no queue: each of its requests becomes one of the version that it is drawn
+for (`Versions.draw`), at admission, and stays that. A version that has not come, or whose workers were given up, gets
+nothing: the version with the rest gets its share. Only that one is answered `unavailable`, so a canary never has to carry
+the whole traffic.
+
+A version gets nothing, either, if it does not take all that clients were told (`version_fit.py`). Then the log says why, and
+it is served to those who name it. Pure, but for that line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from shapestream.errors import InvalidRequest
+from shapestream.telemetry.logging import get_logger
+from shapestream.version_fit import Fit, misfit, rearranged
+from shapestream.versions import Versions, versioned
+from shapestream_engine.layout import Layout, Tensors
+from shapestream_engine.signature import ModelSignature
+
+log = get_logger()
+
+
+class Routed(NamedTuple):
+    """How a request that named no version came to its version."""
+
+    number: int
+    """The number of the name, which the client used."""
+    layout: Layout
+    """The layout that the client sent, by which its repetition is recognised."""
+    fit: Fit
+
+
+class Announced:
+    """The versions behind one number: a name with the signature that clients were told."""
+
+    __slots__ = ("_fits", "_told", "idempotent", "name", "number", "signature", "versions")
+
+    def __init__(
+        self, number: int, versions: Versions, signature: ModelSignature, *, idempotent: bool
+    ) -> None:
+        self.number = number
+        self.name = versions.name
+        self.versions = versions
+        self.signature = signature
+        """With the bare name. It never changes, since clients send tensors by its places."""
+        self.idempotent = idempotent
+        self._fits: dict[str, Fit | str] = {}
+        """For each version that has come, by its model: the places of its ports, or why it gets nothing."""
+        self._told: set[tuple[str, str]] = set()
+        """Misfits that the log has told."""
+
+    def fit(self, model: str, signature: ModelSignature, *, idempotent: bool) -> None:
+        """Note the signature of a version."""
+        why = misfit(self.signature, signature)
+        if why is None and idempotent != self.idempotent:
+            why = f"idempotent is {str(idempotent).lower()}, and clients know {str(self.idempotent).lower()}"
+        self._fits[model] = Fit.of(self.signature, signature) if why is None else why
+        share = self.versions.shares.get(self.versions.models.get(model, ""))
+        if why is not None and share and (model, why) not in self._told:
+            self._told.add((model, why))
+            advice = "it is served to those who name it"
+            log.error("version gets no traffic", model=model, why=why, advice=advice)
+
+    def takes(self, model: str) -> bool:
+        """Tell whether requests of this signature fit a version, as far as it has come."""
+        return isinstance(self._fits.get(model), Fit)
+
+    def route(self, who: bytes, sequence: int, is_live: Callable[[str], bool]) -> tuple[str, Fit]:
+        """Return the model that a request goes to, and the places of its ports.
+
+        `who`: the client's bytes, or its caller's name. `is_live` tells whether a model can be asked for now. Raises
+        `InvalidRequest` if the version that gets the rest has another signature by now.
+        """
+        model = versioned(self.name, self.versions.draw(who, sequence))
+        fit = self._fits.get(model)
+        if not isinstance(fit, Fit) or not is_live(model):
+            model = versioned(self.name, self.versions.rest)
+            fit = self._fits.get(model)
+        if isinstance(fit, Fit):
+            return model, fit
+        why = fit or "it is not here any more"
+        raise InvalidRequest(
+            f"model {self.name!r} has changed: version {self.versions.rest!r}: {why}; open it again"
+        )
+
+
+def routed_tensors(tensors: Tensors, fit: Fit) -> Tensors:
+    """Return the tensors of a request with the ports' numbers at its version."""
+    return tensors if fit.inputs is None else rearranged(tensors, fit.inputs)
+
+
+def answer_of(tensors: Tensors, routed: Routed | None) -> Tensors:
+    """Return a version's answer with the ports' numbers that its client knows."""
+    if routed is None or routed.fit.outputs is None:
+        return tensors
+    return rearranged(tensors, routed.fit.outputs)

@@ -1,0 +1,128 @@
+"""Versions of a model behind one name: real workers and engines, two versions that answer differently, every answer checked.
+
+Version 3 answers `2a - b`. Version 4 answers `3a - b` and has its two inputs, of one type and shape, in the other order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+from tests.e2e.http_calls import ask, port_of
+from tests.onnx_files import write_onnx
+
+from shapestream.errors import InvalidRequest
+
+pytest.importorskip("onnxruntime", reason="the extra [onnxruntime] is not installed")
+pytestmark = pytest.mark.e2e
+
+REST = "engine: onnxruntime, trust: true, calibration_s: 0"
+TWO = f"""\
+    server: {{listen: [ipc://s.sock], http: "127.0.0.1:0"}}
+    models:
+      - {{name: m, version: 3, path: three.onnx, {REST}}}
+      - {{name: m, version: 4, path: four.onnx, traffic: 25%, {REST}}}
+      - {{name: plain, path: three.onnx, {REST}}}
+    workers: [{{count: 1, slots: 1, threads: 1}}]
+"""
+FACTORS = {"3": 2.0, "4": 3.0}
+
+
+def write(folder: Path, name: str, factor: float, inputs: str) -> None:
+    """A model that answers `factor * a - b`."""
+    nodes = [helper.make_node("Mul", ["a", "k"], ["t"]), helper.make_node("Sub", ["t", "b"], ["y"])]
+    ports = {port: ["batch", 2] for port in inputs}
+    write_onnx(folder / name, nodes, ports, {"y": ["batch", 2]}, {"k": np.float32(factor)})
+
+
+def serve(workplace: Any, text: str = TWO) -> Any:
+    """A server of these models whose workers and gateway are ready."""
+    write(workplace.folder, "three.onnx", 2.0, "ab")
+    write(workplace.folder, "four.onnx", 3.0, "ba")
+    served = workplace.serve(text)
+    served.wait_for("gateways ready")
+    served.wait_for("workers ready")
+    return served
+
+
+def inputs_of(number: int) -> dict[str, Any]:
+    """Inputs that tell the requests and the two ports apart."""
+    return {"a": np.full((1, 2), number, np.float32), "b": np.array([[0.5, 7.0]], np.float32)}
+
+
+def expected(number: int, version: str) -> list[float]:
+    """What a version answers."""
+    return [FACTORS[version] * number - 0.5, FACTORS[version] * number - 7.0]
+
+
+def body_of(number: int) -> dict[str, Any]:
+    """The same request over HTTP."""
+    return {
+        "inputs": [
+            {"name": name, "datatype": "FP32", "shape": [1, 2], "data": array.reshape(-1).tolist()}
+            for name, array in inputs_of(number).items()
+        ]
+    }
+
+
+def test_a_quarter_of_the_requests_goes_to_the_canary_and_each_answer_names_its_version(
+    workplace: Any,
+) -> None:
+    """By the SDK and over HTTP, drawn and named; the ports are found by name, whatever their order."""
+    served = serve(workplace)
+    assert 2 == len(served.workers())  # the canary has one of its own
+    seen: Counter[str] = Counter()
+    with served.client() as client:
+        with client.stream("m", (inputs_of(number) for number in range(1000))) as results:
+            for number, result in enumerate(results):
+                seen[result.version] += 1
+                assert expected(number, result.version) == result["y"][0].tolist()
+        # Within four standard deviations: the client's bytes are drawn anew in each run.
+        assert abs(seen["4"] - 250) < 55
+        assert {"3", "4"} == set(seen)
+        for version in ("3", "4"):
+            for result in (
+                client.infer("m", inputs_of(5), version=version),
+                client.infer(f"m@{version}", inputs_of(5)),
+            ):
+                assert (version, expected(5, version)) == (result.version, result["y"][0].tolist())
+        assert ("1", "1") == tuple(
+            client.infer("plain", inputs_of(5), version=one).version for one in (None, "1")
+        )
+        assert ["a", "b"] == [port.name for port in client.signature("m").inputs]
+        assert ["b", "a"] == [port.name for port in client.signature("m", version="4").inputs]
+        for model, version, words in (
+            ("m", "5", "'m' has no version '5'; it has: 3, 4"),
+            ("plain", "2", "'plain' has the version '1' only, and no '2'"),
+            ("none", "2", "no model is called 'none@2'"),
+        ):
+            with pytest.raises(InvalidRequest, match=words):
+                client.infer(model, inputs_of(1), version=version)
+    port = port_of(served)
+    seen.clear()
+    for number in range(40):
+        status, answer = ask(port, "POST", "/v2/models/m/infer", body_of(number))
+        assert (200, "m") == (status, answer["model_name"])
+        version = answer["model_version"]
+        seen[version] += 1
+        assert expected(number, version) == answer["outputs"][0]["data"]
+    assert {"3", "4"} == set(seen)
+    for version in ("3", "4"):
+        status, answer = ask(port, "POST", f"/v2/models/m/versions/{version}/infer", body_of(9))
+        assert (200, "m", version) == (status, answer["model_name"], answer["model_version"])
+        assert expected(9, version) == answer["outputs"][0]["data"]
+        assert 200 == ask(port, "GET", f"/v2/models/m/versions/{version}/ready")[0]
+    assert 404 == ask(port, "POST", "/v2/models/m/versions/5/infer", body_of(9))[0]
+    assert 404 == ask(port, "GET", "/v2/models/m/versions/1/ready")[0]
+    assert ["3", "4"] == ask(port, "GET", "/v2/models/m")[1]["versions"]
+    assert ["1"] == ask(port, "GET", "/v2/models/plain")[1]["versions"]
+    assert 200 == ask(port, "POST", "/v2/models/plain/versions/1/infer", body_of(9))[0]
+    rows = ask(port, "POST", "/v2/repository/index", {})[1]
+    assert [("m", "3"), ("m", "4"), ("plain", "1")] == [(row["name"], row["version"]) for row in rows]
+    stats = ask(port, "GET", "/v2/models/m/stats")[1]["model_stats"]
+    assert [("m", "3"), ("m", "4")] == [(row["name"], row["version"]) for row in stats]
+    assert all(row["inference_count"] > 0 for row in stats)
