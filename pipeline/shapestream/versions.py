@@ -44,6 +44,11 @@ def parted(name: str) -> tuple[str, str | None]:
     return (base, version) if mark else (name, None)
 
 
+def answering(name: str, version: str | None) -> str:
+    """Return the model that answered a request for a name: a version, where the answer names one."""
+    return name if version is None else versioned(parted(name)[0], version)
+
+
 def spell_share(millionths: int) -> str:
     """Return a share as the YAML has it: `5%`, `12.5%`."""
     return f"{millionths / (WHOLE // 100):.4f}".rstrip("0").rstrip(".") + "%"

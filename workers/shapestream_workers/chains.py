@@ -42,7 +42,7 @@ def service_options(
     specs = {chain.name: chain.spec() for chain in loaded.chains}
     for name in dict.fromkeys(settings.texts):
         told: dict[str, Any] = {} if name not in specs else dict(_parts(specs[name]))
-        if "encoder" in told and (most := _largest_token(loaded.models_by_name[told["encoder"]])) is not None:
+        if "encoder" in told and (most := _largest_token(loaded.meant_by(told["encoder"]))) is not None:
             told["largest_token"] = most
         if labels.get(name):
             told["labels"] = labels[name]

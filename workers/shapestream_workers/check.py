@@ -26,6 +26,8 @@ from shapestream.loading.models import (
     processes_of,
     require_trusted,
     slots_and_threads,
+    version_problems,
+    with_bare_names,
 )
 from shapestream.loading.proof import TriedModel, chosen_engine, probe_options, rows_together, try_model
 from shapestream.loading.trials import News, side_by_side
@@ -204,10 +206,12 @@ def check_configuration(
     report.problems += port_file_problems(loaded)
     _try_models(loaded, report, measure_s, beside, tell)
     signatures = {model.signature.name: model.signature for model in report.models}
+    report.problems += version_problems(loaded, signatures)
     try:
         report.chains = plan_chains(loaded, signatures)
     except ConfigurationError as error:
         report.problems += error.problems
+    signatures = with_bare_names(loaded, signatures)
     signatures |= {chain.spec.name: chain.signature for chain in report.chains}
     report.problems += service_problems(loaded, signatures)
     return report

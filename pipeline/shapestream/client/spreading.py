@@ -90,6 +90,7 @@ from shapestream.errors import (
 )
 from shapestream.quarantine import KEEP_S, MOST_REQUESTS, Quarantine
 from shapestream.transport.interface import Wake
+from shapestream.versions import answering
 from shapestream.wire.messages import ResultEntry
 from shapestream.wire.tags import MOST_LOSSES
 
@@ -602,7 +603,7 @@ class SpreadCore:
                 timings = outcome.timings
                 seconds = timings.run_us / 1e6 / max(1, timings.batch_requests)
                 self._prices.learn(ticket.model.name, ticket.nbytes, seconds)
-                self._compare(ticket.model.name, timings.digest, arm)
+                self._compare(answering(ticket.model.name, timings.version), timings.digest, arm)
                 self._end_route(route, outcome)
             case Moved():
                 self._move(route, arm, outcome, now)

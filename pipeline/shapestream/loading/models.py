@@ -45,6 +45,8 @@ from shapestream.settings import (
 )
 from shapestream.settings.model_settings import GivenFunction
 from shapestream.telemetry.logging import get_logger
+from shapestream.version_fit import misfit
+from shapestream.versions import versioned
 from shapestream_engine.batch_axis import states_batch
 from shapestream_engine.compiled_model import CompiledModel, PreparedLimits
 from shapestream_engine.errors import EngineError, ModelLoadError, RuleMissing
@@ -350,6 +352,37 @@ def problem_of(loaded: LoadedSettings, model: ModelSettings, error: EngineError)
     return loaded.problem(loaded.source.written(location), str(error))
 
 
+def with_bare_names(
+    loaded: LoadedSettings, signatures: Mapping[str, ModelSignature]
+) -> dict[str, ModelSignature]:
+    """Return the signatures with those of names with versions, which the version with the rest announces."""
+    found = dict(signatures)
+    for name, versions in loaded.settings.versions.items():
+        if (rest := signatures.get(versioned(name, versions.rest))) is not None:
+            found[name] = replace(rest, name=name)
+    return found
+
+
+def version_problems(loaded: LoadedSettings, signatures: Mapping[str, ModelSignature]) -> Iterator[str]:
+    """Yield a line for each version that gets traffic and does not take all that the version with the rest announces.
+
+    Versions without a signature are left out: what is wrong with them has been said.
+    """
+    models = loaded.settings.models_by_name
+    for versions in loaded.settings.versions.values():
+        first = versioned(versions.name, versions.rest)
+        for name, version in versions.models.items():
+            if name == first or not versions.shares[version] or not {name, first} <= signatures.keys():
+                continue
+            why = misfit(signatures[first], signatures[name])
+            if why is None and models[name].idempotent != models[first].idempotent:
+                why = f"idempotent is {str(models[name].idempotent).lower()} here, and not there"
+            if why is not None:
+                remedy = "write traffic: 0%, and ask for it by its version; or make the two alike"
+                words = f"requests of version {versions.rest} do not all fit: {why} ({remedy})"
+                yield loaded.problem((*loaded.settings.place_of(models[name]), "traffic"), words)
+
+
 def plan_chains(loaded: LoadedSettings, signatures: Mapping[str, ModelSignature]) -> list[Chain]:
     """Return the chains. Raises `ConfigurationError` with a line for each mistake.
 
@@ -357,6 +390,7 @@ def plan_chains(loaded: LoadedSettings, signatures: Mapping[str, ModelSignature]
     """
     chains: list[Chain] = []
     problems: list[str] = []
+    signatures = with_bare_names(loaded, signatures)
     for index, settings in enumerate(loaded.settings.chains):
         if any(stage.model not in signatures for stage in settings.stages):
             continue

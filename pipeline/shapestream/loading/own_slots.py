@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from shapestream.errors import ConfigurationError
 from shapestream.loading.measured_costs import cost_tables
-from shapestream.loading.models import compile_models, plan_chains
+from shapestream.loading.models import compile_models, plan_chains, version_problems
 from shapestream.loading.wide_forms import wide_forms
 from shapestream.serving.slot_threads import CLOSE_GRACE_S, SlotThreads
 from shapestream.settings import InProcessSettings, LoadedSettings, ModelSettings
@@ -38,8 +38,11 @@ def own_slots(
     slots, threads = divide_cpus(cpus.amount, 1, wanted.slots, wanted.threads)
     log.info("slots in process", slots=slots, threads=threads, cpus=cpus.amount, cpus_by=cpus.by)
     compiled = compile_models(loaded, models, slots=slots, threads=threads)
+    signatures = {name: model.signature for name, model in compiled.items()}
     try:
-        plan_chains(loaded, {name: model.signature for name, model in compiled.items()})
+        if problems := [*version_problems(loaded, signatures)]:
+            raise ConfigurationError(problems)
+        plan_chains(loaded, signatures)
     except ConfigurationError:
         for unused in compiled.values():
             unused.close()

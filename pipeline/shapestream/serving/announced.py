@@ -88,9 +88,24 @@ class Announced:
         )
 
 
+def drawn_by(versions: Versions, client: bytes, key: str | None, caller: str | None) -> bytes:
+    """Return the bytes by which a request is drawn: its client's, or its caller's. `caller`: as its gateway named it."""
+    if versions.by == "request":
+        return client
+    if caller is not None:
+        return caller.encode()
+    return client if key is None else key.encode()
+
+
 def routed_tensors(tensors: Tensors, fit: Fit) -> Tensors:
     """Return the tensors of a request with the ports' numbers at its version."""
     return tensors if fit.inputs is None else rearranged(tensors, fit.inputs)
+
+
+def sent_tensors(tensors: Tensors, routed: Routed) -> Tensors:
+    """Return the tensors of a request as its client sent them."""
+    places = routed.fit.inputs
+    return tensors if places is None else rearranged(tensors, [places.index(at) for at in range(len(places))])
 
 
 def answer_of(tensors: Tensors, routed: Routed | None) -> Tensors:

@@ -17,7 +17,7 @@ from shapestream.chains.room import ChainRoom
 from shapestream.chains.run import ChainRun, StageRequest
 from shapestream.errors import Cancelled, DeadlineExceeded, Draining, InvalidRequest, TooLarge, Unavailable
 from shapestream.scheduling.batches import Batch
-from shapestream.serving.announced import Announced, Routed, routed_tensors
+from shapestream.serving.announced import Announced, Routed, drawn_by, routed_tensors
 from shapestream.serving.served_models import ServedModels
 from shapestream.serving.sessions import RequestRecord
 from shapestream.version_fit import Fit
@@ -82,7 +82,7 @@ class ChainDesk:
         self, models: ServedModels, ids: Iterator[int], *, max_requests: int, max_bytes: int
     ) -> None:
         """`ids` numbers requests. The two limits are those of the queue, of which chains may fill one half."""
-        self._models = models
+        self.models = models
         self._ids = ids
         self.room = ChainRoom(max_requests // 2, max_bytes // 2)
         """The requests that wait for room, of which the scheduler has none, and what is reserved."""
@@ -100,6 +100,10 @@ class ChainDesk:
     def is_busy(self) -> bool:
         """Tell whether the caller has anything to do (`take`)."""
         return bool(self._ready or self._withdraw or self._ended)
+
+    def next_id(self) -> int:
+        """Return the number of one more request."""
+        return next(self._ids)
 
     # ---------------------------------------------------------------- events
 
@@ -239,10 +243,10 @@ class ChainDesk:
         except InvalidRequest as error:
             run.fail(error.code, error.message)
             return None
-        if (why := self._models.unavailable.get(name)) is not None:
+        if (why := self.models.unavailable.get(name)) is not None:
             run.fail(Unavailable.code, why)
             return None
-        model = self._models.by_name[name]
+        model = self.models.by_name[name]
         try:
             shape = model.resolve(tensors.layout)
             group = model.group_of(shape, tensors) if model.has_alike else None
@@ -264,7 +268,7 @@ class ChainDesk:
 
     def _announced(self, name: str) -> Announced | None:
         """Return the versions of a stage's model; None if it has none, or if the stage names one."""
-        bare = self._models.by_bare_name.get(name)
+        bare = self.models.by_bare_name.get(name)
         return None if bare is None else bare.announced
 
     def _drawn(self, request: ChainRequest, announced: Announced) -> tuple[str, Fit]:
@@ -272,7 +276,8 @@ class ChainDesk:
         drawn = request.drawn.get(announced.name)
         if drawn is None:
             record = request.record
-            drawn = announced.route(record.session.client[0], record.sequence, self._models.is_live)
+            who = drawn_by(announced.versions, *record.session.client, record.named_caller)
+            drawn = announced.route(who, record.sequence, self.models.is_live)
             request.drawn[announced.name] = drawn
         return drawn
 

@@ -27,7 +27,7 @@ from shapestream.errors import (
     Unavailable,
 )
 from shapestream.scheduling.events import Overload
-from shapestream.serving.announced import Announced, Routed, routed_tensors
+from shapestream.serving.announced import Announced, Routed, drawn_by, routed_tensors
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.ends import Egress
 from shapestream.serving.grants import UNASKED_BYTES, GrantState
@@ -405,7 +405,8 @@ class ClientPort:
         except ShapeError as error:
             raise InvalidRequest(f"model {model.name!r}: {error}") from None
         if (why := self._models.unavailable.get(model.name)) is not None:
-            raise InvalidRequest(why) if self._models.has_left(model) else Unavailable(why)
+            left = self._models.has_left(model)
+            raise InvalidRequest(self._models.unknown(model.name)) if left else Unavailable(why)
         nbytes, most = shape.total_nbytes, granted or self._window.window_bytes
         if nbytes > most:
             text = f"{nbytes} bytes in one request; this server takes at most {most}"
@@ -427,13 +428,10 @@ class ClientPort:
         self, peer: bytes, session: ClientSession, entry: RequestEntry, announced: Announced
     ) -> tuple[ServedModel, Tensors, Routed]:
         """Return the version that a request is drawn for, and its tensors in the order of that version's ports."""
-        who = session.client[0]
-        if announced.versions.by == "caller":
-            caller = None if entry.tags is None else entry.tags.get(CALLER)
-            if caller is not None and self._socket.may_name_callers(peer):
-                who = caller.encode()
-            elif (key := session.client[1]) is not None:
-                who = key.encode()
+        caller = None if entry.tags is None else entry.tags.get(CALLER)
+        if caller is not None and not self._socket.may_name_callers(peer):
+            caller = None
+        who = drawn_by(announced.versions, *session.client, caller)
         name, fit = announced.route(who, entry.sequence, self._models.is_live)
         routed = Routed(announced.number, entry.tensors.layout, fit)
         return self._models.by_name[name], routed_tensors(entry.tensors, fit), routed

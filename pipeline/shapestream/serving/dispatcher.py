@@ -173,6 +173,10 @@ class Dispatcher:
         """When the alarm rings: at the earliest time that the scheduler waits for."""
         self._alarm_earlier = trio.Event()
         """Set when that has become earlier."""
+        self._left: str | None = None
+        """The model that is being given up."""
+        self._moved: list[RequestRecord] = []
+        """The requests that go to another version of it."""
         self._idle: trio.Event | None = None
         """Set when no request is left; None while nothing waits for that."""
 
@@ -302,8 +306,16 @@ class Dispatcher:
             self._handle(events.ModelRunsAlone(model=model.name, alone=True), now)
 
     def model_given_up(self, name: str, message: str, now: float) -> None:
-        """Fail the requests that wait for a model as `unavailable`: no worker will serve it."""
+        """Fail the requests that wait for a model as `unavailable`: no worker will serve it.
+
+        Those that named no version go to another one.
+        """
+        self._left = name
         self._handle(events.ModelUnavailable(model=name, message=message), now)
+        self._left = None
+        if self._moved:
+            moved, self._moved = self._moved, []
+            self.submit(moved, now)
 
     def costs_told(self, model: str, costs: CostTable, now: float) -> None:
         """Take in what a worker has measured, before it joins."""
@@ -639,7 +651,12 @@ class Dispatcher:
                 run = None if action.batch is None else run_of(action.batch)
                 self._ends.add(StageFailed(record=record, at=now, code=code, run=run, action=action))
             return
+        moves = record.routed is not None and record.model == self._left and not may_have_run
         record.session.end(record)
+        if moves and (moved := record.moved(self.desk.next_id(), self.desk.models)) is not None:
+            record.session.begin(moved)
+            self._moved.append(moved)
+            return
         told = self._egress.fail(record, action, may_have_run=may_have_run)
         self._request_ended(record, told.code, told.message, action, action.batch, now)
 

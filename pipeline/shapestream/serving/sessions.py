@@ -16,15 +16,18 @@ from itertools import count
 from typing import NamedTuple
 
 from shapestream.chains.run import StageRequest
+from shapestream.errors import InvalidRequest
 from shapestream.scheduling.events import Arrival
-from shapestream.serving.announced import Routed
+from shapestream.serving.announced import Routed, drawn_by, routed_tensors, sent_tensors
 from shapestream.serving.grants import UNASKED_BYTES, Grant, Grants, GrantState, RequestRoom
 from shapestream.serving.kept_replies import ClientReplies, KeptReplies
 from shapestream.serving.port_traffic import PeerLink
-from shapestream.serving.served_models import ServedModel
+from shapestream.serving.served_models import ServedModel, ServedModels
 from shapestream.settings import ServerSettings
 from shapestream.telemetry.runs import ClientId
 from shapestream.wire.peers import PeerClock
+from shapestream.wire.tags import CALLER
+from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Layout, RequestShape, Tensors, value
 
 PLACES_PER_KEY = 9
@@ -70,6 +73,39 @@ class RequestRecord(Arrival):
         if self.routed is not None:
             return self.routed.number, self.routed.layout
         return self.served.number, self.tensors.layout
+
+    @property
+    def named_caller(self) -> str | None:
+        """The name of the caller that a gateway asks for; None for a client's own request."""
+        return None if self.caller is None or self.tags is None else self.tags.get(CALLER)
+
+    def moved(self, id_: int, models: ServedModels) -> RequestRecord | None:
+        """Return this request, which has not begun, for the version that it is drawn for now; None if none takes it."""
+        routed = self.routed
+        if routed is None or (announced := models.by_number[routed.number].announced) is None:
+            return None
+        who = drawn_by(announced.versions, *self.session.client, self.named_caller)
+        try:
+            name, fit = announced.route(who, self.sequence, models.is_live)
+            if not models.is_live(name):
+                return None
+            served, tensors = models.by_name[name], routed_tensors(sent_tensors(self.tensors, routed), fit)
+            shape = served.resolve(tensors.layout)
+            group = served.group_of(shape, tensors) if served.has_alike else None
+        except (InvalidRequest, ShapeError):
+            return None
+        return replace(
+            self,
+            id=id_,
+            model=name,
+            sizes=queued_sizes(shape),
+            nbytes=shape.total_nbytes,
+            group=group,
+            served=served,
+            shape=shape,
+            tensors=tensors,
+            routed=Routed(routed.number, routed.layout, fit),
+        )
 
     def of_stage(
         self,

@@ -30,7 +30,7 @@ from shapestream.settings.values import (
 from shapestream.settings.version_settings import names_of, served_name, versions_of
 from shapestream.settings.version_settings import problems as problems_of_versions
 from shapestream.settings.yaml_source import Location
-from shapestream.versions import Versions, canaries, parted, spell_share
+from shapestream.versions import Versions, canaries, parted
 from shapestream_engine.errors import ModelLoadError
 from shapestream_engine.machine import MAX_SLOTS
 from shapestream_engine.model_files import files_of_model
@@ -218,13 +218,16 @@ class Settings(Section):
                 groups.append(beside.model_copy(update={"models": (canary,), "count": 1}))
         return tuple(groups)
 
+    def meant_by(self, name: str) -> ModelSettings:
+        """Return the model of a name: of one with versions the version with the rest."""
+        return self.models_by_name[served_name(name, self.versions)]
+
     def effective(self) -> Settings:
         """Return these settings with the derived values: engines, audits and the default worker."""
         models = tuple(
             model.model_copy(
                 update={
                     "name": parted(model.name)[0],
-                    "traffic": None if model.traffic is None else spell_share(model.traffic),
                     "engine": model.only_engine or AUTO_ENGINE,
                     "audit": model.effective_audit,
                 }

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Protocol, TypeAlias
 
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 from shapestream.settings.values import TEXT, Finding, describe, wrong
 from shapestream.versions import MOST_VERSIONS, ONLY, WHOLE, By, Versions, parted, spell_share, versioned
@@ -59,7 +59,10 @@ Version: TypeAlias = Annotated[
     ),
 ]
 Share: TypeAlias = Annotated[
-    int, BeforeValidator(read_share), WithJsonSchema({**TEXT, "examples": ["5%", "12.5%"]})
+    int,
+    BeforeValidator(read_share),
+    PlainSerializer(spell_share, return_type=str),
+    WithJsonSchema({**TEXT, "examples": ["5%", "12.5%"]}),
 ]
 
 
