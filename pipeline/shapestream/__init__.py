@@ -13,6 +13,7 @@ from typing import Any
 
 from shapestream import aio, blocking
 from shapestream.client.async_face import Client, Stream
+from shapestream.client.model_list import ListedModel
 from shapestream.client.opened_models import Failed, Result
 from shapestream.client.trio_client import connect
 from shapestream.errors import (
@@ -52,6 +53,7 @@ __all__ = [
     "Forbidden",
     "InternalError",
     "InvalidRequest",
+    "ListedModel",
     "ModelError",
     "Overloaded",
     "Poisoned",

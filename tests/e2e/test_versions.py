@@ -33,8 +33,9 @@ FACTORS = {"3": 2.0, "4": 3.0}
 
 
 def write(folder: Path, name: str, factor: float, inputs: str) -> None:
-    """A model that answers `factor * a - b`."""
-    nodes = [helper.make_node("Mul", ["a", "k"], ["t"]), helper.make_node("Sub", ["t", "b"], ["y"])]
+    """A model that answers `factor * a - b`; `b` may have another name."""
+    other = inputs.replace("a", "")
+    nodes = [helper.make_node("Mul", ["a", "k"], ["t"]), helper.make_node("Sub", ["t", other], ["y"])]
     ports = {port: ["batch", 2] for port in inputs}
     write_onnx(folder / name, nodes, ports, {"y": ["batch", 2]}, {"k": np.float32(factor)})
 
@@ -94,6 +95,13 @@ def test_a_quarter_of_the_requests_goes_to_the_canary_and_each_answer_names_its_
             client.infer("plain", inputs_of(5), version=one).version for one in (None, "1")
         )
         assert ["a", "b"] == [port.name for port in client.signature("m").inputs]
+        models = {(one.name, one.version): one for one in client.models()}
+        assert [("m", "3"), ("m", "4"), ("plain", "1")] == list(models)
+        assert [0.75, 0.25, 1.0] == [one.share for one in models.values()]
+        assert [True] * 3 == [one.is_ready and one.digest is not None for one in models.values()]
+        four = models["m", "4"].signature
+        assert four is not None
+        assert ["b", "a"] == [port.name for port in four.inputs]
         assert ["b", "a"] == [port.name for port in client.signature("m", version="4").inputs]
         for model, version, words in (
             ("m", "5", "'m' has no version '5'; it has: 3, 4"),
@@ -126,3 +134,84 @@ def test_a_quarter_of_the_requests_goes_to_the_canary_and_each_answer_names_its_
     stats = ask(port, "GET", "/v2/models/m/stats")[1]["model_stats"]
     assert [("m", "3"), ("m", "4")] == [(row["name"], row["version"]) for row in stats]
     assert all(row["inference_count"] > 0 for row in stats)
+
+
+def test_grpc_names_versions_as_http_does(workplace: Any) -> None:
+    """Inferences and pages; an empty version is drawn."""
+    pytest.importorskip("grpc", reason="the extra [grpc] is not installed")
+    from tests.e2e.grpc_calls import Caller, output_of
+
+    from shapestream.gateway import open_inference_pb2 as protocol
+
+    served = serve(workplace, TWO.replace("http:", "grpc:"))
+    place = served.events("grpc ready")[0]["address"].removeprefix("grpc://")
+
+    def request(number: int, model: str, version: str = "") -> Any:
+        tensors = protocol.ModelInferRequest.InferInputTensor
+        return protocol.ModelInferRequest(
+            model_name=model,
+            model_version=version,
+            inputs=[tensors(name=name, datatype="FP32", shape=[1, 2]) for name in "ba"],
+            raw_input_contents=[inputs_of(number)[name].tobytes() for name in "ba"],
+        )
+
+    seen: Counter[str] = Counter()
+    with Caller(place) as caller:
+
+        def page(kind: str, **fields: Any) -> Any:
+            asked = getattr(protocol, f"{kind}Request")(**fields)
+            return getattr(protocol, f"{kind}Response").FromString(caller.call(kind, asked))
+
+        for number in range(60):
+            asked = request(number, "m", ("", "3", "4")[number % 3])
+            answer = protocol.ModelInferResponse.FromString(caller.call("ModelInfer", asked))
+            assert "m" == answer.model_name
+            assert asked.model_version in ("", answer.model_version)
+            assert expected(number, answer.model_version) == output_of(answer)
+            seen[answer.model_version] += 1
+        assert {"3", "4"} == set(seen)
+        code, words = caller.refusal(request(1, "m", "5"))
+        assert ("NOT_FOUND", "'m' has no version '5'; it has: 3, 4") == (code, words)
+        assert ["3", "4"] == list(page("ModelMetadata", name="m", version="4").versions)
+        assert page("ModelReady", name="m", version="4").ready
+        rows = page("ModelStatistics", name="m").model_stats
+        assert [("m", "3"), ("m", "4")] == [(row.name, row.version) for row in rows]
+
+
+CHAIN = """\
+    chains:
+      - name: twice
+        inputs: {a: first.a, b: first.b}
+        stages:
+          - {name: first, model: "m@3", inputs: {a: a, b: b}}
+          - {name: second, model: m, inputs: {a: first.y, b: b}}
+        outputs: {y: second.y}
+"""
+
+
+def test_a_stage_without_a_version_gets_the_drawn_one(workplace: Any) -> None:
+    """Its ports are found by name; another stage names its version."""
+    served = serve(workplace, TWO + CHAIN)
+    found: set[float] = set()
+    with served.client() as client:
+        for _ in range(40):
+            (answer,) = client.infer("twice", inputs_of(5))["y"].tolist()
+            found.add(answer[0])
+    assert {FACTORS[version] * expected(5, "3")[0] - 0.5 for version in ("3", "4")} == found
+
+
+def test_check_and_models_tell_of_versions(workplace: Any) -> None:
+    """A version that does not take what the other one does is named with its port; so is the place of the share."""
+    write(workplace.folder, "three.onnx", 2.0, "ab")
+    write(workplace.folder, "four.onnx", 3.0, "ba")
+    workplace.write(TWO.replace(', http: "127.0.0.1:0"', ""))
+    ran = workplace.invoke("check", "server.yaml", "--beside", "none")
+    assert 0 == ran.exit_code, ran.stdout + ran.stderr
+    assert "model m@4" in ran.stdout
+    write(workplace.folder, "four.onnx", 3.0, "ca")
+    ran = workplace.invoke("check", "server.yaml", "--beside", "none")
+    assert 3 == ran.exit_code
+    assert (
+        "models[1].traffic: requests of version 3 do not all fit: it has no input 'b'"
+        in ran.stdout + ran.stderr
+    )

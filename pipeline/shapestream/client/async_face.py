@@ -213,6 +213,7 @@ class Client(Connected):
 
     infer = awaited(Calls.infer)
     signature = awaited(Calls.signature)
+    models = awaited(Calls.models)
     statistics = awaited(Calls.statistics)
     stories = awaited(Calls.stories)
     acknowledge_audit = awaited(Calls.acknowledge_audit)

@@ -133,6 +133,7 @@ class Client(Connected):
     infer = waited(Calls.infer)
     opened = waited(Calls.opened)
     signature = waited(Calls.signature)
+    models = waited(Calls.models)
     statistics = waited(Calls.statistics)
     stories = waited(Calls.stories)
     acknowledge_audit = waited(Calls.acknowledge_audit)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from shapestream.client.connector import Addresses, connector_for
 from shapestream.client.core import AnyCore, Core, software
+from shapestream.client.model_list import ListedModel, asked_as, listed
 from shapestream.client.opened_models import Model, Result
 from shapestream.client.session import LinkSettings
 from shapestream.client.streaming import OnError, StreamOptions
@@ -297,6 +298,30 @@ class Calls:
             print([port.name for port in signature.inputs])
         """
         return (yield from self.opened(named(model, version), deadline=deadline)).signature
+
+    def models(self, *, deadline: float | None = 10.0) -> Asking[list[ListedModel]]:
+        """Return the models of the server: each version with its share, its readiness, and its inputs and outputs.
+
+        Arguments:
+            deadline: seconds from now, None for none.
+
+        Raises:
+            DeadlineExceeded: the time is over.
+            RequestError, RuntimeError: as for `infer`.
+
+        Example:
+            for model in await client.models():
+                print(model.name, model.version, model.share, model.is_ready, model.signature)
+        """
+        due = None if deadline is None else deadline_at(self._core.clock, deadline)
+        told = yield from self._statistics(deadline, None)
+        found = []
+        for model in listed(told):
+            if model.is_ready:
+                opened = yield from self._open(asked_as(model, told), due)
+                model = model._replace(signature=opened.signature)
+            found.append(model)
+        return found
 
     def statistics(self, *, deadline: float | None = 10.0) -> Asking[dict[str, Any]]:
         """Return the server's counters, as plain data.

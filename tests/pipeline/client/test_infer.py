@@ -141,5 +141,16 @@ def test_the_package_says_what_is_public() -> None:
     """The names that callers may rely on."""
     errors = {error.__name__ for error in RequestError.__subclasses__()}
     errors |= {"ConfigurationError", "ProtocolError", "RequestError", "ShapestreamError", "TransportError"}
-    values = {"Client", "Failed", "Result", "Stream", "Timings", "__version__", "aio", "blocking", "connect"}
+    values = {
+        "Client",
+        "Failed",
+        "ListedModel",
+        "Result",
+        "Stream",
+        "Timings",
+        "__version__",
+        "aio",
+        "blocking",
+        "connect",
+    }
     assert errors | values == set(shapestream.__all__)
