@@ -6,6 +6,7 @@ Version 3 answers `2a - b`. Version 4 answers `3a - b` and has its two inputs, o
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from onnx import helper
 from tests.e2e.http_calls import ask, port_of
 from tests.onnx_files import write_onnx
 
-from shapestream.errors import InvalidRequest
+from shapestream.errors import InvalidRequest, Poisoned, Unavailable
 
 pytest.importorskip("onnxruntime", reason="the extra [onnxruntime] is not installed")
 pytestmark = pytest.mark.e2e
@@ -215,3 +216,52 @@ def test_check_and_models_tell_of_versions(workplace: Any) -> None:
         "models[1].traffic: requests of version 3 do not all fit: it has no input 'b'"
         in ran.stdout + ran.stderr
     )
+
+
+def test_a_canary_that_cannot_be_read_leaves_everything_to_the_rest(workplace: Any) -> None:
+    """The server is ready without it, and tells those who name it what is wrong."""
+    write(workplace.folder, "three.onnx", 2.0, "ab")
+    (workplace.folder / "four.onnx").write_text("no model")
+    served = workplace.serve(TWO)
+    served.wait_for("worker given up")
+    served.wait_for("gateways ready")
+    port = port_of(served)
+    with served.client() as client:
+        assert {"3"} == {client.infer("m", inputs_of(number)).version for number in range(40)}
+        with pytest.raises(Unavailable, match="model 'm@4' is unavailable: its workers were given up"):
+            client.infer("m", inputs_of(1), version="4")
+        assert [True, False] == [one.is_ready for one in client.models() if one.name == "m"]
+    assert 200 == ask(port, "GET", "/v2/health/ready")[0]
+    assert 200 == ask(port, "GET", "/v2/models/m/ready")[0]
+    assert 503 == ask(port, "GET", "/v2/models/m/versions/4/ready")[0]
+
+
+HANGS = """\
+    server: {listen: [ipc://s.sock]}
+    models:
+      - {name: m, version: 1, function: "poisonous:double", OPTIONS}
+      - {name: m, version: 2, function: "gated:double_when_open", traffic: 0%, OPTIONS, batching: {hang_after_s: 0.5}}
+    workers: [{count: 1, slots: 1, threads: 1}]
+""".replace(
+    "OPTIONS",
+    "trust: true, calibration_s: 0, inputs: {x: {shape: 'batch:1..8, n:1..64', element_type: f32}}, "
+    "outputs: {y: {shape: 'batch, n', element_type: f32, rule: rows}}",
+)
+
+
+def test_a_canary_that_hangs_costs_its_own_process_and_no_other_request(workplace: Any) -> None:
+    """Who named it is told why; the others are answered meanwhile by the worker that they had."""
+    served = workplace.serve(HANGS, hang_min_s=0.5, hang_grace_s=0.5)
+    served.wait_for("workers ready")
+    first = served.workers()
+    with served.client() as client, ThreadPoolExecutor(1) as pool:
+        hanging = pool.submit(client.infer, "m", {"x": np.ones((1, 2), np.float32)}, version="2")
+        number = 0
+        while not hanging.done():
+            number = number % 50 + 1
+            result = client.infer("m", {"x": np.full((1, 2), number, np.float32)})
+            assert ("1", [[2.0 * number] * 2]) == (result.version, result["y"].tolist())
+        with pytest.raises(Poisoned, match="it hung"):
+            hanging.result()
+    assert first["w0"] == served.workers()["w0"]
+    assert {"w1"} == {event["worker"] for event in served.events("worker killed")}

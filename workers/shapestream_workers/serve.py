@@ -30,6 +30,7 @@ from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import LoadedSettings, Settings
 from shapestream.settings.values import spell_bytes
 from shapestream.transport.guards import connections_that_fit, raise_descriptor_limit
+from shapestream.versions import canaries
 from shapestream_engine.calibration import CostCache
 from shapestream_engine.machine import allowed_cpus, divide_cpus
 from shapestream_workers import EXIT_CONFIGURATION, EXIT_OK, EXIT_RUNTIME
@@ -310,10 +311,14 @@ class _Serving:
                 server.model_awaited(name)
 
         groups = groups_of_workers(self._loaded.settings)
+        spare = canaries(
+            self._loaded.settings.versions
+        )  # what such a worker serves, the others have a version of
         policy = RestartPolicy(drain_s=self._loaded.settings.server.grace_s + STOP_GRACE_S)
         self._workers = SupervisedProcesses(
             worker_commands(self._loaded, server.worker_addresses[0]),
             policy,
+            spare=[worker for worker, models in self._models.items() if models <= spare.keys()],
             ended=lambda role, worker, died: server.worker_ended(worker, died=died, group=groups[role]),
             given_up=given_up,
             revived=revived,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -105,6 +105,7 @@ class SupervisedProcesses:
         *,
         kind: Literal["worker", "gateway"] = "worker",
         descriptors: Sequence[int] = (),
+        spare: Collection[str] = (),
         ended: EndTold = _no_answer,
         given_up: Callable[[str, str], None] = lambda role, reason: None,
         revived: Callable[[str], None] = lambda role: None,
@@ -112,12 +113,15 @@ class SupervisedProcesses:
     ) -> None:
         """Call `ended` for each end of a process. `kind` is what logs call them. They inherit `descriptors`.
 
+        `spare`: roles without which the others go on, even if their configuration never could be used.
+
         `given_up` is called with each role that is not started again, and the reason; `revived` with a role that was given
         up and is started again on request; `all_ready` whenever every role has a ready process again.
         """
         self._commands = commands
         self._kind = kind
         self._descriptors = descriptors
+        self._spare = frozenset(spare)
         self._ended = ended
         self._told_given_up = given_up
         self._told_revived = revived
@@ -279,7 +283,7 @@ class SupervisedProcesses:
         self._presences.given_up(role, action.reason)
         self._told_given_up(role, action.reason)
         message = f"{self._kind} {action.worker} is given up: {action.reason}"
-        if action.configuration and role not in self._sound:
+        if action.configuration and role not in self._sound | self._spare:
             self._failure = GaveUp(message, configuration=True)
         elif self._supervisor.hopeless:
             self._failure = GaveUp(f"{message}; none is left", configuration=action.configuration)
