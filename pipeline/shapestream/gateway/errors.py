@@ -23,6 +23,8 @@ from shapestream.errors import (
 from shapestream.web.messages import HttpError
 from shapestream.web.quotas import BeyondQuota
 
+VERSION = "x-model-version"
+"""Header with the version that answered, where the model states one."""
 OWN_ID = "x-request-id"
 """Header with the caller's id of a request; of an answer, with the id in logs and stories."""
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from shapestream.client.opened_models import Result
 from shapestream.errors import RequestError
-from shapestream.gateway.errors import OWN_ID
+from shapestream.gateway.errors import OWN_ID, VERSION
 from shapestream.gateway.infer_tensors import (
     DATATYPES,
     InferOptions,
@@ -364,12 +364,14 @@ def infer_response(
             lists = yield from written
             head += (write_json(told)[:-1], b',"data":[', *joined_lists(lists), b"]}")
     head += [b"]}"] if request_id is None else [b'],"id":', write_json(request_id), b"}"]
-    own_id = (OWN_ID, result.request_id)
+    headers: list[tuple[str, str]] = [(OWN_ID, result.request_id)]
+    if (version := result.timings.version) is not None:
+        headers.append((VERSION, version))
     if not pieces:
-        return HttpResponse(body=head, headers=(own_id,))
+        return HttpResponse(body=head, headers=tuple(headers))
     return HttpResponse(
         body=(*head, *pieces),
-        headers=(("Inference-Header-Content-Length", str(sum(map(len, head)))), own_id),
+        headers=(("Inference-Header-Content-Length", str(sum(map(len, head)))), *headers),
         content_type="application/octet-stream",
     )
 

@@ -110,9 +110,7 @@ class Readings:
         """Return the sums of each model's requests since the start; `last_ms` is Unix time, 0 without a batch."""
         ahead_s, counters = time.time() - trio.current_time(), self.counters.models
         found = {}
-        for name in self.models.names:
-            if name in self.models.versions:
-                continue  # each of its requests counts at its version
+        for name in self.models.counted:
             model = counters[name]
             last_ms = round((ahead_s + model.last_ended) * 1000) if model.last_ended else 0
             found[name] = {**model.totals(), "last_ms": last_ms}
@@ -175,7 +173,7 @@ class Readings:
     def statistics(self) -> Slices[dict[str, Any]]:
         """Read the counters in slices, as plain data (`StatisticsEntry`)."""
         dispatcher, now = self.dispatcher, trio.current_time()
-        last_minute = yield from self.last_minute.to_dict(now, self.models.names)
+        last_minute = yield from self.last_minute.to_dict(now, self.models.counted)
         counters = yield from self.counters.to_dict()
         seen = self.snapshot()
         in_scheduler = seen.scheduler.to_dict(last_minute["models"])

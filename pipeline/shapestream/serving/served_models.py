@@ -320,6 +320,11 @@ class ServedModels:
         """Return every name that may be asked for, sorted."""
         return sorted(self.by_name.keys() | self.expected.keys() | self.chains.keys() | self.versions.keys())
 
+    @property
+    def counted(self) -> list[str]:
+        """Return the names by which requests are counted, sorted: of a name with versions those of the versions."""
+        return [name for name in self.names if name not in self.versions]
+
     def find(self, name: str) -> ServedModel | None:
         """Return what clients mean by a name: a model, a chain, a version, or a name with versions."""
         if (found := self.by_bare_name.get(name) or self.by_name.get(name)) is not None:
