@@ -28,6 +28,11 @@ MOST_VERSIONS = 16
 """Versions of one name: each has processes of its own."""
 By: TypeAlias = Literal["request", "caller"]
 """Each request is drawn by itself, or each caller once."""
+NAME = r"[A-Za-z0-9_][A-Za-z0-9_.:/-]*"
+"""The form of a name without its version, of at most `MOST_NAME` characters."""
+MOST_NAME = 200
+VERSION = r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}"
+"""The form of a version."""
 _MARK = "@"
 """Between a name and a version. No name of a file has it."""
 _HASH_BYTES = 8
@@ -42,6 +47,14 @@ def parted(name: str) -> tuple[str, str | None]:
     """Return the name and the version of `embeddings@4`; without a version it is None."""
     base, mark, version = name.rpartition(_MARK)
     return (base, version) if mark else (name, None)
+
+
+def is_name(name: str) -> bool:
+    """Tell whether a model can have this name, perhaps with a version."""
+    base, version = parted(name)
+    if len(base) > MOST_NAME or re.fullmatch(NAME, base) is None:
+        return False
+    return version is None or re.fullmatch(VERSION, version) is not None
 
 
 def answering(name: str, version: str | None) -> str:

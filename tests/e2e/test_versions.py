@@ -15,6 +15,7 @@ import pytest
 from onnx import helper
 from tests.e2e.http_calls import ask, port_of
 from tests.onnx_files import write_onnx
+from tests.text_folders import documents, write_folder
 
 from shapestream.errors import InvalidRequest, Poisoned, Unavailable
 
@@ -265,3 +266,47 @@ def test_a_canary_that_hangs_costs_its_own_process_and_no_other_request(workplac
             hanging.result()
     assert first["w0"] == served.workers()["w0"]
     assert {"w1"} == {event["worker"] for event in served.events("worker killed")}
+
+
+TEXTS = """\
+    server: {listen: [ipc://s.sock], http: {address: "127.0.0.1:0", texts: true}}
+    models:
+      - {name: texts, version: 1, path: one, trust: true, calibration_s: 0}
+      - {name: texts, version: 2, path: two, traffic: 30%, trust: true, calibration_s: 0}
+    workers: [{count: 1, slots: 1, threads: 1}]
+"""
+
+
+def test_two_folders_are_versions_of_one_service_of_texts(workplace: Any) -> None:
+    """By OpenAI's `model` and by the SDK, of texts and tokens; a request has tokenizer and encoder of one version."""
+    pytest.importorskip("tokenizers", reason="the extra [text] is not installed")
+    write_folder(workplace.folder / "one")
+    pooling = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    changed = documents()["1_Pooling/config.json"] | pooling
+    write_folder(workplace.folder / "two", {"1_Pooling/config.json": changed})
+    served = workplace.serve(TEXTS)
+    served.wait_for("gateways ready")
+    served.wait_for("workers ready")
+    assert 2 == len(served.workers())  # the canary's tokenizer and encoder share one
+    port = port_of(served)
+
+    def vector(model: str, given: Any) -> tuple[float, ...]:
+        status, answer = ask(port, "POST", "/v1/embeddings", {"model": model, "input": given})
+        assert 200 == status, answer
+        return tuple(answer["data"][0]["embedding"])
+
+    for given in ("the cat sat", [2, 5, 6, 7, 3]):
+        own = {version: vector(f"texts@{version}", given) for version in ("1", "2")}
+        assert own["1"] != own["2"]
+        assert set(own.values()) == {vector("texts", given) for _ in range(40)}
+    assert 404 == ask(port, "POST", "/v1/embeddings", {"model": "texts@3", "input": "the cat sat"})[0]
+    with served.client() as client:
+        seen: Counter[str] = Counter()
+        for _ in range(40):
+            result = client.infer("texts", {"text": ["the cat sat"]})
+            seen[result.version] += 1
+            found = result["embedding"][0].tolist()
+            own_result = client.infer("texts", {"text": ["the cat sat"]}, version=result.version)
+            assert own_result["embedding"][0].tolist() == found
+        assert {"1", "2"} == set(seen)
+        assert {("texts", "1"), ("texts", "2")} <= {(one.name, one.version) for one in client.models()}

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.text_folders import write_folder
 
 from shapestream.errors import ConfigurationError
 from shapestream.loading.models import plan_chains, version_problems
@@ -166,6 +167,28 @@ def test_a_group_serves_what_it_names(workers: str, groups: list[tuple[str, ...]
         + f"workers: {workers}\nserver: {{worker_listen: 'tcp://127.0.0.1:0'}}\n"
     )
     assert groups == [group.models for group in load(tmp_path, text).settings.worker_groups]
+
+
+def test_folders_of_one_name_are_versions_of_a_chain(tmp_path: Path) -> None:
+    """Each with its own tokenizer and encoder; the canary's share a process."""
+    for name in ("one", "two"):
+        write_folder(tmp_path / name)
+    text = "models:\n  - {name: t, path: one}\n  - {name: t, version: 2, path: two, traffic: 5%}\nworkers: [{models: [t]}]"
+    settings = load(tmp_path, text).settings
+    assert {"t.tokens@1", "t.tokens@2", "t.encoder@1", "t.encoder@2"} == {
+        model.name for model in settings.models
+    }
+    assert {"t.tokens", "t.encoder", "t"} == settings.versions.keys()
+    assert [("t@1", ["t.tokens@1", "t.encoder@1"]), ("t@2", ["t.tokens@2", "t.encoder@2"])] == [
+        (chain.name, [stage.model for stage in chain.stages]) for chain in settings.chains
+    ]
+    assert [{"t.tokens@1", "t.encoder@1"}, {"t.tokens@2", "t.encoder@2"}] == [
+        set(group.models or ()) for group in settings.worker_groups
+    ]
+    named = load(tmp_path, text.replace("[t]}", "[t, t@2]}")).settings
+    assert [4] == [len(group.models or ()) for group in named.worker_groups]
+    (problem,) = problems_of(tmp_path, text.replace("version: 2", "version: 1.0"))
+    assert 'models[1].version: expected a version, got 1.0 (put it in quotes: "1.0")' in problem
 
 
 def test_a_file_without_versions_is_as_it_was(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from shapestream.gateway.text_ports import (
     text_ports,
 )
 from shapestream.settings import HttpSettings, LoadedSettings, ModelSettings, Settings
+from shapestream.settings.version_settings import served_name
+from shapestream.versions import parted
 from shapestream_engine.ports import shapes_of
 from shapestream_engine.signature import ModelSignature
 
@@ -41,7 +43,11 @@ def service_options(
     options: list[str] = []
     specs = {chain.name: chain.spec() for chain in loaded.chains}
     for name in dict.fromkeys(settings.texts):
-        told: dict[str, Any] = {} if name not in specs else dict(_parts(specs[name]))
+        spec = specs.get(served_name(name, loaded.versions))
+        # Of a chain with versions each part is named without one: the server draws it, or the caller names it.
+        told: dict[str, Any] = (
+            {} if spec is None else {part: parted(model)[0] for part, model in _parts(spec)}
+        )
         if "encoder" in told and (most := _largest_token(loaded.meant_by(told["encoder"]))) is not None:
             told["largest_token"] = most
         if labels.get(name):

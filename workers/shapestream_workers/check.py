@@ -206,13 +206,13 @@ def check_configuration(
     report.problems += port_file_problems(loaded)
     _try_models(loaded, report, measure_s, beside, tell)
     signatures = {model.signature.name: model.signature for model in report.models}
-    report.problems += version_problems(loaded, signatures)
     try:
         report.chains = plan_chains(loaded, signatures)
     except ConfigurationError as error:
         report.problems += error.problems
-    signatures = with_bare_names(loaded, signatures)
     signatures |= {chain.spec.name: chain.signature for chain in report.chains}
+    report.problems += version_problems(loaded, signatures)
+    signatures = with_bare_names(loaded, signatures)
     report.problems += service_problems(loaded, signatures)
     return report
 

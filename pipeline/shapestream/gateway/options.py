@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shapestream.gateway.infer_tensors import DEFAULT_PRIORITY_LEVEL
 from shapestream.telemetry.logging import get_logger
+from shapestream.versions import versioned
 from shapestream.web.ending import Asked, LameDuck
 from shapestream.web.tokens import Tokens
 from shapestream_engine.layout import value
@@ -71,6 +72,16 @@ class TextService:
     """The largest number of a token that the encoder knows; None: it is not known."""
     labels: tuple[str, ...] = ()
     """The names of the scores of a model that scores texts; empty: they are not known."""
+
+
+def of_version(service: TextService, version: str) -> TextService:
+    """Return the service of one version of a chain, or of one of its model."""
+    return replace(
+        service,
+        name=versioned(service.name, version),
+        encoder=versioned(service.encoder, version),
+        tokenizer=versioned(service.tokenizer, version),
+    )
 
 
 TEXTS = (

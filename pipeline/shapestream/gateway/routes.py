@@ -80,6 +80,7 @@ from shapestream.gateway.text_calls import TextCalls
 from shapestream.gateway.text_ports import score_ports, scores_texts, text_ports
 from shapestream.slices import LongSteps, at_once
 from shapestream.transport.http_listener import REFUSED_SITES, is_sent_by_another_site
+from shapestream.versions import parted
 from shapestream.web.messages import Admitted, HttpError, HttpRequest, HttpResponse
 from shapestream.web.quotas import Quotas
 from shapestream.web.tokens import Tokens
@@ -396,10 +397,11 @@ class TextRoutes:
         return await self._steps.run_slices(nbytes, written)
 
     def _named(self, model: str) -> TextCalls:
-        calls = self._calls.get(model)
+        name, version = parted(model)
+        calls = self._calls.get(name)
         if calls is None:
             raise unknown_model(model, self._calls)
-        return calls
+        return calls if version is None else calls.of_version(version)
 
     async def _models(self, request: HttpRequest) -> HttpResponse:
         return HttpResponse(body=(write_json(models_page(self._calls)),))

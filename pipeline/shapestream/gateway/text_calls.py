@@ -21,7 +21,7 @@ from shapestream.errors import InvalidRequest, RequestError
 from shapestream.gateway.errors import OWN_ID, NotGiven, UnknownModel
 from shapestream.gateway.infer_tensors import own_id
 from shapestream.gateway.model_pages import signature_of
-from shapestream.gateway.options import TextService
+from shapestream.gateway.options import TextService, of_version
 from shapestream.gateway.text_bodies import Matrix, Texts, TokenLists, VectorForm, check_dimensions, matrix_of
 from shapestream.gateway.text_ports import (
     IDS,
@@ -124,6 +124,10 @@ class TextCalls:
         self._client = client
         self._in_flight = in_flight
         self._service = service
+
+    def of_version(self, version: str) -> TextCalls:
+        """Return the calls of one version of these models."""
+        return TextCalls(self._client, of_version(self._service, version), self._in_flight)
 
     async def embed(
         self,

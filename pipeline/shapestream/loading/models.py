@@ -369,18 +369,24 @@ def version_problems(loaded: LoadedSettings, signatures: Mapping[str, ModelSigna
     Versions without a signature are left out: what is wrong with them has been said.
     """
     models = loaded.settings.models_by_name
+    chains = [chain.name for chain in loaded.settings.chains]
     for versions in loaded.settings.versions.values():
         first = versioned(versions.name, versions.rest)
         for name, version in versions.models.items():
             if name == first or not versions.shares[version] or not {name, first} <= signatures.keys():
                 continue
             why = misfit(signatures[first], signatures[name])
-            if why is None and models[name].idempotent != models[first].idempotent:
+            if why is None and name in models and models[name].idempotent != models[first].idempotent:
                 why = f"idempotent is {str(models[name].idempotent).lower()} here, and not there"
             if why is not None:
+                place = (
+                    loaded.settings.place_of(models[name])
+                    if name in models
+                    else ("chains", chains.index(name))
+                )
                 remedy = "write traffic: 0%, and ask for it by its version; or make the two alike"
                 words = f"requests of version {versions.rest} do not all fit: {why} ({remedy})"
-                yield loaded.problem((*loaded.settings.place_of(models[name]), "traffic"), words)
+                yield loaded.problem((*place, "traffic"), words)
 
 
 def plan_chains(loaded: LoadedSettings, signatures: Mapping[str, ModelSignature]) -> list[Chain]:

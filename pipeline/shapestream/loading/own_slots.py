@@ -40,9 +40,10 @@ def own_slots(
     compiled = compile_models(loaded, models, slots=slots, threads=threads)
     signatures = {name: model.signature for name, model in compiled.items()}
     try:
+        chains = plan_chains(loaded, signatures)
+        signatures |= {chain.spec.name: chain.signature for chain in chains}
         if problems := [*version_problems(loaded, signatures)]:
             raise ConfigurationError(problems)
-        plan_chains(loaded, signatures)
     except ConfigurationError:
         for unused in compiled.values():
             unused.close()

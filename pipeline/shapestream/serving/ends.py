@@ -284,6 +284,7 @@ class Egress:
             digest=None,
             version=record.served.version,
         )
+        tensors = answer_of(tensors, record.routed)
         result = ResultEntry(sequence=record.sequence, timings=timings, tensors=tensors)
         self.outgoing.say(record.session, result)
         self.kept.keep(record.session.answered, record.sequence, record.known_by, result)

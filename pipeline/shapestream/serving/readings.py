@@ -118,15 +118,15 @@ class Readings:
 
     def _offered(self) -> set[str]:
         offered = {name for worker in self._workers() if _serves(worker) for name in worker.models}
-        offered |= {
-            name
-            for name, versions in self.models.versions.items()
-            if versioned(name, versions.rest) in offered
-        }
+        offered |= self._announced(offered)
         chains = self.models.chains.values()
-        return offered | {
-            chain.name for chain in chains if {stage.model for stage in chain.stages} <= offered
-        }
+        offered |= {chain.name for chain in chains if {stage.model for stage in chain.stages} <= offered}
+        return offered | self._announced(offered)
+
+    def _announced(self, offered: Set[str]) -> set[str]:
+        """Return the names with versions of which the one with the rest is offered."""
+        versions = self.models.versions.values()
+        return {one.name for one in versions if versioned(one.name, one.rest) in offered}
 
     def _model_not_ready(self, model: str, offered: Set[str]) -> list[str]:
         reasons = [LEAVES] if self.leaves.is_set() else []

@@ -18,7 +18,7 @@ from shapestream.serving.announced import Announced
 from shapestream.settings import ModelSettings
 from shapestream.slices import Slices
 from shapestream.telemetry.logging import get_logger
-from shapestream.versions import ONLY, Versions, parted, versioned
+from shapestream.versions import ONLY, Versions, is_name, parted, versioned
 from shapestream.wire.limits import (
     MAX_INLINE_BYTES,
     MAX_RANK,
@@ -259,6 +259,11 @@ def _header_bytes(ports: Sequence[InputPort | OutputPort]) -> int:
     )
 
 
+def _by_default(name: str) -> ModelSettings:
+    """Return the settings of a model that the configuration does not have; the name is a version's, or a worker's own."""
+    return ModelSettings(name="any").model_copy(update={"name": name})
+
+
 class ServedPart(Enum):
     """What all workers of a model must have alike; the value names it in messages."""
 
@@ -352,6 +357,8 @@ class ServedModels:
 
     def has_left(self, model: ServedModel) -> bool:
         """Tell whether this is a version that was removed from the configuration."""
+        if model.chain is not None and model.version is not None:
+            return model.name not in self.chains
         return model.version is not None and model.name in self._withdrawn
 
     def shares(self) -> dict[str, dict[str, int]]:
@@ -425,8 +432,9 @@ class ServedModels:
         for model in new:
             self._enter(model)
         if new:
-            new += self._announce()
+            new += self._announce()  # what a stage names may be one of these
             new += self._complete_chains()
+            new += self._announce()
         for name, digest in (digests or {}).items():
             self.digests.setdefault(name, digest)
         for name, engine in (engines or {}).items():
@@ -496,7 +504,7 @@ class ServedModels:
         for name in before.keys() - self.chains.keys():
             self.unavailable[name] = f"chain {name!r} was removed from the configuration"
         self.old_chains.clear()
-        return self._complete_chains()
+        return [*self._complete_chains(), *self._announce()]
 
     def _complete_chains(self) -> list[ServedModel]:
         """Serve the chains whose models have all come. One that does not fit them is unavailable."""
@@ -519,7 +527,7 @@ class ServedModels:
                 continue
             idempotent = all(model.profile.idempotent for model in models.values() if model is not None)
             if known is None:
-                settings = ModelSettings(name=name, idempotent=idempotent)
+                settings = _by_default(name).model_copy(update={"idempotent": idempotent})
                 known = ServedModel(-1, name, chain.signature, settings, chain)
                 self._enter(known)
                 complete.append(known)
@@ -560,7 +568,9 @@ class ServedModels:
                 )
                 raise ConfigurationError([text])
             return None
-        settings = self.expected.get(name) or ModelSettings(name=name)
+        if not is_name(name):  # the worker's own, which no file could state
+            raise ConfigurationError([f"no model can be called {name!r}"])
+        settings = self.expected.get(name) or _by_default(name)
         if once:
             settings = settings.model_copy(update={"idempotent": False})
         return ServedModel(-1, name, signature, settings)

@@ -10,6 +10,8 @@ from pydantic import BeforeValidator, Field
 from shapestream.chains.spec import ChainSpec, StageSpec
 from shapestream.errors import did_you_mean
 from shapestream.settings.values import Bytes, Finding, Section, read_list
+from shapestream.settings.version_settings import Share, Version
+from shapestream.versions import MOST_NAME, NAME
 
 
 class StageSettings(Section):
@@ -35,8 +37,14 @@ class StageSettings(Section):
 class ChainSettings(Section):
     """A chain of models that clients ask for like a model."""
 
-    name: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:/-]*$")
+    name: str = Field(min_length=1, max_length=MOST_NAME, pattern=f"^{NAME}$")
     """The name that clients use."""
+    version: Version | None = None
+    """The version; models of one name have different ones. Default: 1."""
+    traffic: Share | None = None
+    """Share of the requests that name no version: 5%. Default: what the other versions leave."""
+    traffic_by: Literal["request", "caller"] | None = None
+    """`caller`: all requests of a caller get the same version. Default: `request`, each is drawn by itself."""
     inputs: dict[str, str] = Field(min_length=1)
     """Each input of the chain, and the input of a stage that tells its type: {image: find.image}."""
     stages: tuple[StageSettings, ...] = Field(strict=False, min_length=1)

@@ -27,7 +27,7 @@ from shapestream.settings.values import (
     read_bytes,
     wrong,
 )
-from shapestream.settings.version_settings import names_of, served_name, versions_of
+from shapestream.settings.version_settings import names_meant, names_of, served_name, versions_of
 from shapestream.settings.version_settings import problems as problems_of_versions
 from shapestream.settings.yaml_source import Location
 from shapestream.versions import Versions, canaries, parted
@@ -181,7 +181,7 @@ class Settings(Section):
     @property
     def versions(self) -> dict[str, Versions]:
         """The versions of each name that has several, or that states one."""
-        return versions_of(self.models)
+        return versions_of(self.models) | versions_of(self.chains)
 
     def named(self) -> Settings:
         """Return these settings as the program takes them: each version is a model called `embeddings@4`."""
@@ -192,13 +192,20 @@ class Settings(Section):
             self.models[index].model_copy(update={"name": name})
             for index, name in names_of(self.models).items()
         )
-        named = self.model_copy(update={"models": models})
+        chains = tuple(
+            self.chains[index].model_copy(update={"name": name})
+            for index, name in names_of(self.chains).items()
+        )
+        named = self.model_copy(update={"models": models, "chains": chains})
         if self.in_process is not None or not self.worker_groups:
             return named
-        return named.model_copy(update={"workers": named._groups_of_versions(known)})
+        return named.model_copy(update={"workers": named._groups_of_versions(versions_of(self.models))})
 
     def _groups_of_versions(self, known: Mapping[str, Versions]) -> tuple[WorkerGroupSettings, ...]:
-        """Return the groups with the names of versions, and one process more for each canary that no group names."""
+        """Return the groups with the names of versions, and one process more for each canary that no group names.
+
+        The canaries that are stages of one version of a chain share a process.
+        """
         rests = canaries(known)
         listed = {name for group in self.worker_groups for name in group.models or ()}
         by_default = tuple(model.name for model in self.models if model.name not in rests)
@@ -212,10 +219,15 @@ class Settings(Section):
             )
             for group in self.worker_groups
         ]
-        for canary, rest in rests.items():
-            beside = next((group for group in groups if rest in (group.models or ())), None)
-            if canary not in listed and beside is not None:
-                groups.append(beside.model_copy(update={"models": (canary,), "count": 1}))
+        stages = {stage.model: chain.name for chain in self.chains for stage in chain.stages}
+        together: dict[str, list[str]] = {}
+        for canary in rests:
+            if canary not in listed:
+                together.setdefault(stages.get(canary, canary), []).append(canary)
+        for own in together.values():
+            beside = next((group for group in groups if rests[own[0]] in (group.models or ())), None)
+            if beside is not None:
+                groups.append(beside.model_copy(update={"models": tuple(own), "count": 1}))
         return tuple(groups)
 
     def meant_by(self, name: str) -> ModelSettings:
@@ -234,7 +246,8 @@ class Settings(Section):
             )
             for model in self.models
         )
-        return self.model_copy(update={"models": models, "workers": self.worker_groups})
+        chains = tuple(chain.model_copy(update={"name": parted(chain.name)[0]}) for chain in self.chains)
+        return self.model_copy(update={"models": models, "chains": chains, "workers": self.worker_groups})
 
     def models_of(self, group: WorkerGroupSettings, index: int = 0) -> tuple[ModelSettings, ...]:
         """Return the models that a process of a group serves, on its device. `index`: its number in the group, from 0."""
@@ -273,6 +286,7 @@ class Settings(Section):
     def problems(self) -> Iterator[Finding]:
         """Yield each contradiction between settings, with the place of the one to change."""
         yield from below(("models",), problems_of_versions(self.models))
+        yield from below(("chains",), problems_of_versions(self.chains))
         for index, model in enumerate(self.models):
             yield from below(("models", index), model.problems())
             if (words_of_path := self._outside_model_root(model)) is not None:
@@ -281,12 +295,10 @@ class Settings(Section):
             hang_after_s = model.batching.hang_limit_s
             if (words_of_hang := self.server.too_short_for_hangs(hang_after_s)) is not None:
                 yield ("models", index, "batching", "hang_after_s"), words_of_hang
-        names = self._names()
-        first = {model.name: index for index, model in enumerate(self.models)}
+        names = names_meant(self.models)
+        models = {parted(model.name)[0] for model in self.models}
         for index, chain in enumerate(self.chains):
-            if first.setdefault(chain.name, -1) == -1:
-                first[chain.name] = len(self.models) + index
-            else:
+            if parted(chain.name)[0] in models:
                 yield (
                     ("chains", index, "name"),
                     f'"{chain.name}" is the name of another model (names must be unique)',
@@ -294,7 +306,7 @@ class Settings(Section):
             yield from below(("chains", index), chain.problems(names))
         yield from below(("server",), self.server.problems())
         if self.server.http is not None:
-            asked = names + [chain.name for chain in self.chains]
+            asked = names + names_meant(self.chains)
             for place, name in self.server.http.services():
                 if name not in asked:
                     yield (
@@ -311,7 +323,7 @@ class Settings(Section):
             yield ("models",), "no models (add one; only a server with worker_listen needs none)"
         if self.workers == () and in_process is None and not dial_in:
             yield ("workers",), "no workers, and server.worker_listen is not set (add a worker, or set it)"
-        names, known = self._names(), self.versions
+        names, known = names_meant(self.models), versions_of(self.models)
         groups = self.workers or ()
         for index, group in enumerate(groups):
             for position, name in enumerate(group.models or ()):
@@ -327,11 +339,6 @@ class Settings(Section):
                         ("models", index, "name"),
                         f'no worker serves "{name}" (add it to a group of workers)',
                     )
-
-    def _names(self) -> list[str]:
-        """Return the names by which a file may mean a model: `embeddings`, and with versions `embeddings@4` too."""
-        bare = dict.fromkeys(parted(model.name)[0] for model in self.models)
-        return [*bare, *(name for name in names_of(self.models).values() if name not in bare)]
 
     def _outside_model_root(self, model: ModelSettings) -> str | None:
         """Return the problem of a model with a file outside of `model_root`, weights included; links are followed."""

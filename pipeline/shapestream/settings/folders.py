@@ -7,6 +7,7 @@ keeps the entry from which each was made, so that errors point to it. A group of
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -23,6 +24,7 @@ from shapestream.settings.text_folder import (
     unread,
 )
 from shapestream.settings.yaml_source import Location, SourceProblem, YamlSource
+from shapestream.versions import ONLY, versioned
 from shapestream_engine.backends.registry import ENGINES_OF_SUFFIX, engines_of_path
 from shapestream_engine.errors import ModelLoadError
 from shapestream_engine.files import read_regular
@@ -45,10 +47,15 @@ def expand_folders(source: YamlSource, base: Path, *, files_must_exist: bool) ->
     if not isinstance(models, list):
         return ()
     found, served = [], []
+    names = Counter(
+        [model["name"] for model in models if isinstance(model, dict) and isinstance(model.get("name"), str)]
+    )
     for index, model in enumerate(models.copy()):
         folder = _folder_of(model, base)
         if folder is None:
             continue
+        if names[model["name"]] > 1:
+            model = {"version": ONLY, **model}  # its tokenizer and its encoder are those of one version
         if not folder.exists():
             if not files_must_exist and folder.suffix not in ENGINES_OF_SUFFIX:
                 _put(source, ("models", index), unread(model["name"], model, str(folder)))
@@ -71,7 +78,7 @@ def expand_folders(source: YamlSource, base: Path, *, files_must_exist: bool) ->
             served.append(made.name)
     match values:
         case {"server": {"http": {"texts": True} as http}} if found or served:
-            http["texts"] = served
+            http["texts"] = [*dict.fromkeys(served)]
     return tuple(found)
 
 
@@ -107,9 +114,11 @@ def _put(source: YamlSource, place: Location, made: TextFolder) -> None:
     workers = values.get("workers")
     for group in workers if isinstance(workers, list) else []:
         names = group.get("models") if isinstance(group, dict) else None
-        if isinstance(names, list) and made.name in names:
-            names[names.index(made.name)] = made.tokens["name"]
-            names.append(made.encoder["name"])
+        of_version = "" if (version := made.chain.get("version")) is None else versioned("", str(version))
+        for end in dict.fromkeys(("", of_version)):
+            if isinstance(names, list) and f"{made.name}{end}" in names:
+                names[names.index(f"{made.name}{end}")] = f"{made.tokens['name']}{end}"
+                names.append(f"{made.encoder['name']}{end}")
 
 
 def read_contents(folder: Path) -> FolderContents:

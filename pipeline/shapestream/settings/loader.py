@@ -191,7 +191,8 @@ def _loaded(path: Path, source: YamlSource, *, files_must_exist: bool, serves: b
     settings = _validate(source, findings, context)
     if findings.found or settings is None:
         findings.found.sort(key=lambda finding: finding[0] or Place(0, 0))
-        raise ConfigurationError([_line(path, *finding) for finding in findings.found])
+        # Of an entry that was made into several, each finds what is wrong with it.
+        raise ConfigurationError([*dict.fromkeys(_line(path, *finding) for finding in findings.found)])
     return LoadedSettings(settings=settings.named(), path=path, source=source, folders=folders)
 
 

@@ -42,6 +42,7 @@ from shapestream.settings.values import (
 )
 from shapestream.settings.version_settings import Share, Version
 from shapestream.settings.yaml_source import Location
+from shapestream.versions import MOST_NAME, NAME
 from shapestream_engine.backends.registry import ENGINES_OF_SUFFIX, engines_of_path, known_engines
 from shapestream_engine.element_types import ELEMENT_TYPES
 from shapestream_engine.errors import ShapeError, SignatureError
@@ -635,7 +636,7 @@ class TokenizerSettings(Section):
 class ModelSettings(Section):
     """A model: its file, and the facts that the file does not hold."""
 
-    name: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:/-]*$")
+    name: str = Field(min_length=1, max_length=MOST_NAME, pattern=f"^{NAME}$")
     """The name that clients use."""
     version: Version | None = None
     """The version; models of one name have different ones. Default: 1."""

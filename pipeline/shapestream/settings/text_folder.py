@@ -33,6 +33,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, TypeAlias
 
+from shapestream.settings.version_settings import ROUTING
+from shapestream.versions import versioned
 from shapestream_engine.backends.registry import engines_of_path
 from shapestream_engine.port_names import VECTORS, PortNames, vectors_among
 
@@ -621,8 +623,10 @@ class _Expansion:
         """Write the two models and the chain; `options` are the tokenizer's."""
         name, given, folder = self._made.name, self._given, self._contents.folder
         lists = [IDS, *([TYPES] if TYPES in inputs else [])]
+        routing = {key: given[key] for key in ROUTING if key in given}
         self._made.tokens = {
             "name": f"{name}.tokens",
+            **routing,
             "tokenizer": {
                 "path": f"{folder}/{TOKENIZER}",
                 **options,
@@ -647,17 +651,27 @@ class _Expansion:
         if pooling is not None:
             encoder["pooling"] = pooling
         self._made.encoder = {key: value for key, value in encoder.items() if value is not None}
-        self._made.chain = _chain(
-            name, lists, most_tokens=options["max_tokens"] or 512, of_pairs=bool(options.get("pairs"))
+        self._made.chain = routing | _chain(
+            name,
+            lists,
+            most_tokens=options["max_tokens"] or 512,
+            of_pairs=bool(options.get("pairs")),
+            version=given.get("version"),
         )
 
 
-def _chain(name: str, lists: list[str], *, most_tokens: int, of_pairs: bool) -> dict[str, Any]:
-    """Return the chain of both models; `lists`: the tokenizer's outputs that the encoder takes."""
+def _chain(
+    name: str, lists: list[str], *, most_tokens: int, of_pairs: bool, version: Any = None
+) -> dict[str, Any]:
+    """Return the chain of both models; `lists`: the tokenizer's outputs that the encoder takes.
+
+    `version`: of all three, where the folder states one.
+    """
+    of_version = "" if version is None else versioned("", str(version))
     feeds = {port: f"tokenise.{port}" for port in lists}
     encode = {
         "name": "classify" if of_pairs else "embed",
-        "model": f"{name}.encoder",
+        "model": f"{name}.encoder{of_version}",
         "inputs": feeds,
         "each": [f"item of {source}" for source in feeds.values()],
         "at_most": AT_MOST_TEXTS,
@@ -666,7 +680,11 @@ def _chain(name: str, lists: list[str], *, most_tokens: int, of_pairs: bool) -> 
     }
     inputs = ["text", "query"] if of_pairs else ["text"]
     answer = {"score": f"classify.{LOGITS}"} if of_pairs else {"embedding": f"embed.{POOLED}"}
-    tokenise = {"name": "tokenise", "model": f"{name}.tokens", "inputs": {port: port for port in inputs}}
+    tokenise = {
+        "name": "tokenise",
+        "model": f"{name}.tokens{of_version}",
+        "inputs": {port: port for port in inputs},
+    }
     return {
         "name": name,
         "inputs": {port: f"tokenise.{port}" for port in inputs},

@@ -15,9 +15,19 @@ from typing import Annotated, Any, Protocol, TypeAlias
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 from shapestream.settings.values import TEXT, Finding, describe, wrong
-from shapestream.versions import MOST_VERSIONS, ONLY, WHOLE, By, Versions, parted, spell_share, versioned
+from shapestream.versions import (
+    MOST_VERSIONS,
+    ONLY,
+    VERSION,
+    WHOLE,
+    By,
+    Versions,
+    parted,
+    spell_share,
+    versioned,
+)
 
-_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
+_VERSION = re.compile(VERSION)
 _SHARE = re.compile(r"(\d{1,3})(?:\.(\d{1,4}))?\s*%")
 _PERCENT = WHOLE // 100
 _FORM = "a letter or digit, then up to 31 of these, dots, dashes and underscores"
@@ -158,6 +168,12 @@ def names_of(models: Sequence[Stated]) -> dict[int, str]:
         index: versioned(base, models[index].version or ONLY) if base in known else base
         for index, base in enumerate(bases)
     }
+
+
+def names_meant(models: Sequence[Stated]) -> list[str]:
+    """Return the names by which a file may mean a model or chain: `embeddings`, and with versions `embeddings@4` too."""
+    bare = dict.fromkeys(parted(model.name)[0] for model in models)
+    return [*bare, *(name for name in names_of(models).values() if name not in bare)]
 
 
 def served_name(name: str, known: Mapping[str, Versions]) -> str:

@@ -23,7 +23,7 @@ from tests.entries import (
 )
 from tests.pipeline.serving.clocks import virtual_time
 from tests.pipeline.serving.harness import Running, memory_serving
-from tests.pipeline.serving.raw_peer import RawPeer, verdict
+from tests.pipeline.serving.raw_peer import RawPeer, hello_of, verdict
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import wait_all_tasks_blocked
 
@@ -289,6 +289,19 @@ async def test_a_name_that_gets_versions_keeps_the_number_that_clients_have() ->
         peer.say(request_of(2, tensors_of(1, 2), model=number))
         batch = await slots.next_batch()
         assert "m" == batch.model
+
+
+@pytest.mark.parametrize("name", ["a b", "m@", "m@..", "@3", "m@3@4 ", "m\n"])
+@virtual_time
+async def test_a_worker_that_dials_in_with_a_name_that_no_file_could_state_is_refused(name: str) -> None:
+    """And the server goes on."""
+    async with memory_serving() as running:
+        worker = running.worker()
+        worker.say(hello_of(replace(THREE, name=name)))
+        await worker.hear(Goodbye)
+        assert [] == running.server.statistics()["models"]
+        await running.joined("x", signature=replace(THREE, name="m@7"))
+        assert ["m@7"] == running.server.statistics()["models"]
 
 
 SUM = ChainSpec(
