@@ -107,6 +107,10 @@ class Versions:
         """The versions in the order of people: 9 before 10."""
         return sorted(self.shares, key=_by_numbers)
 
+    def told(self) -> dict[str, int]:
+        """Return the shares in that order, as plain data."""
+        return {version: self.shares[version] for version in self.listed}
+
     def draw(self, who: bytes, sequence: int) -> str:
         """Return the version of a request. `who`: the client's bytes, or its caller's name; `sequence`: its number."""
         point = point_of(self.name, who, sequence if self.by == "request" else 0)

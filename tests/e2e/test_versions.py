@@ -5,6 +5,7 @@ Version 3 answers `2a - b`. Version 4 answers `3a - b` and has its two inputs, o
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -266,6 +267,24 @@ def test_a_canary_that_hangs_costs_its_own_process_and_no_other_request(workplac
             hanging.result()
     assert first["w0"] == served.workers()["w0"]
     assert {"w1"} == {event["worker"] for event in served.events("worker killed")}
+
+
+def test_a_reload_changes_shares_at_once_and_removes_versions(workplace: Any) -> None:
+    """Clients go on with the numbers that they have; who names a version that left is told so, and not to try again."""
+    served = serve(workplace)
+    with served.client() as client:
+        four = client.signature("m", version="4")
+        assert ["b", "a"] == [port.name for port in four.inputs]
+        for share, version in (("100%", "4"), ("0%", "3")):
+            workplace.write(TWO.replace("25%", share))
+            served.send(signal.SIGHUP)
+            ended = served.wait_for("reload ended", 1 if share == "100%" else 2)
+            assert "ok" == ended[-1]["result"]
+            for number in range(30):
+                result = client.infer("m", inputs_of(number))
+                assert (version, expected(number, version)) == (result.version, result["y"][0].tolist())
+        ran = workplace.invoke("models", served.address)
+        assert "versions of m: 3 100%, 4 0%" in ran.stdout, ran.stdout
 
 
 TEXTS = """\

@@ -9,8 +9,10 @@ import pytest
 from tests.text_folders import write_folder
 
 from shapestream.errors import ConfigurationError
-from shapestream.loading.models import plan_chains, version_problems
-from shapestream.settings import LoadedSettings, load_settings
+from shapestream.loading.models import placement_warnings, plan_chains, version_problems
+from shapestream.serving.audits import key_of
+from shapestream.serving.served_models import ServedModel
+from shapestream.settings import LoadedSettings, ModelSettings, load_settings
 from shapestream.versions import Versions
 from shapestream_engine.output_rules import Rows
 from shapestream_engine.ports import InputPort, OutputPort
@@ -167,6 +169,40 @@ def test_a_group_serves_what_it_names(workers: str, groups: list[tuple[str, ...]
         + f"workers: {workers}\nserver: {{worker_listen: 'tcp://127.0.0.1:0'}}\n"
     )
     assert groups == [group.models for group in load(tmp_path, text).settings.worker_groups]
+
+
+@pytest.mark.parametrize(
+    ("processes", "words"),
+    [
+        ("workers: [{count: 2}]", None),
+        ("workers: [{models: [m, other]}, {models: [m@4]}]", None),
+        ("workers: [{models: [m, m@4, other]}]", "x.yaml:5:11: workers[0]"),
+        ("in_process: true", "x.yaml:5:1: in_process"),
+    ],
+)
+def test_a_canary_that_shares_a_process_is_a_warning(
+    processes: str, words: str | None, tmp_path: Path
+) -> None:
+    """Where the file says so; by itself it gets one of its own."""
+    found = [*placement_warnings(load(tmp_path, TEXT[: TEXT.index("workers:")] + processes))]
+    assert (words is not None) == (len(found) == 1)
+    if words is not None:
+        assert words in found[0]
+        assert "m@4 shares its process with other models, which a crash of it ends too" in found[0]
+
+
+def test_shares_are_no_part_of_what_audits_compare() -> None:
+    """5 % -> 10 % must not lift "batching stopped"."""
+    keys = {
+        key_of(
+            ServedModel(
+                0, "m@4", replace(KNOWN, name="m@4"), ModelSettings(name="m", version=4, traffic=share)
+            ),
+            "d",
+        )
+        for share in ("5%", "10%")
+    }
+    assert 1 == len(keys)
 
 
 def test_folders_of_one_name_are_versions_of_a_chain(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from shapestream.loading.models import digests_of, plan_chains, read_signatures
 from shapestream.loading.proof import why_alone
 from shapestream.settings import LoadedSettings
+from shapestream.versions import spell_share
 from shapestream_engine.signature import ModelSignature
 from shapestream_workers.chains import describe_chain
 from shapestream_workers.target import ServerAccess
@@ -28,7 +29,10 @@ def list_of_server(access: ServerAccess) -> ModelList:
     with access.connect() as client:
         told = client.statistics()
         unavailable: Mapping[str, str] = told["unavailable"]
-        signatures = [client.signature(name) for name in told["models"] if name not in unavailable]
+        bare = told.get("versions", {})  # each version is there, too
+        signatures = [
+            client.signature(name) for name in told["models"] if name not in unavailable and name not in bare
+        ]
     # Older servers tell neither chains nor digests.
     chains, digests = frozenset(told.get("chains", ())), told.get("digests", {})
     lines: list[str] = []
@@ -38,6 +42,7 @@ def list_of_server(access: ServerAccess) -> ModelList:
         lines += describe_chain(signature) if is_chain else _model_lines(signature, digest)
         plain.append({**signature.to_dict(), "digest": digest, "is_chain": is_chain})
     plain += [{"name": name, "unavailable": why} for name, why in unavailable.items()]
+    lines += _share_lines(told.get("versions", {}))
     models = [signature for signature in signatures if signature.name not in chains]
     return ModelList(
         lines=(*lines, *unavailable.values()), plain=tuple(plain), warnings=tuple(why_alone(models))
@@ -54,12 +59,20 @@ def list_of_configuration(loaded: LoadedSettings) -> ModelList:
         lines += _model_lines(signature, digests.get(signature.name))
     for chain in chains:
         lines += chain.lines()
+    lines += _share_lines({name: versions.told() for name, versions in loaded.settings.versions.items()})
     models = [
         {**signature.to_dict(), "digest": digests.get(signature.name), "is_chain": False}
         for signature in read.signatures
     ]
     of_chains = [{**chain.signature.to_dict(), "digest": None, "is_chain": True} for chain in chains]
     return ModelList(lines=tuple(lines), plain=(*models, *of_chains), warnings=read.warnings)
+
+
+def _share_lines(versions: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    for name, shares in versions.items():
+        yield f"versions of {name}: " + ", ".join(
+            f"{one} {spell_share(share)}" for one, share in shares.items()
+        )
 
 
 def _model_lines(signature: ModelSignature, digest: str | None) -> Iterator[str]:

@@ -22,6 +22,7 @@ from shapestream.errors import ConfigurationError
 from shapestream.loading.models import digests_of
 from shapestream.serving.server import Server
 from shapestream.settings import LoadedSettings, ModelSettings, ServerSettings, Settings, load_settings
+from shapestream.settings.version_settings import ROUTING
 from shapestream_workers.access import server_security
 from shapestream_workers.supervisor.core import Restarted
 from shapestream_workers.supervisor.processes import SupervisedProcesses
@@ -126,7 +127,10 @@ def changes_between(
     if (
         not now.worker_groups
     ):  # only this process, or workers that dial in, have models: no reload replaces them
-        need_restart += [f"models[{name}]" for name in sorted((old.keys() ^ new.keys()) | changed.keys())]
+        other = {
+            name for name, keys in changed.items() if not {*keys} <= {*ROUTING}
+        }  # shares have changed at once
+        need_restart += [f"models[{name}]" for name in sorted((old.keys() ^ new.keys()) | other)]
         return replace(NO_CHANGES, need_restart=need_restart)
     return Changes(
         added=sorted(new.keys() - old.keys()),

@@ -46,7 +46,7 @@ from shapestream.settings import (
 from shapestream.settings.model_settings import GivenFunction
 from shapestream.telemetry.logging import get_logger
 from shapestream.version_fit import misfit
-from shapestream.versions import versioned
+from shapestream.versions import canaries, versioned
 from shapestream_engine.batch_axis import states_batch
 from shapestream_engine.compiled_model import CompiledModel, PreparedLimits
 from shapestream_engine.errors import EngineError, ModelLoadError, RuleMissing
@@ -102,7 +102,9 @@ def wishes_of(settings: Settings, model: str) -> list[Literal["auto"] | bool]:
 
 
 def placement_warnings(loaded: LoadedSettings) -> Iterator[str]:
-    """Yield a line for each group of processes, or `in_process`, whose slots outnumber its threads."""
+    """Yield a line for each group of processes, or `in_process`, whose slots outnumber its threads, and for each canary
+    that shares a process with what is no canary."""
+    yield from _shared_canaries(loaded)
     settings = loaded.settings
     places: list[tuple[Location, WorkerGroupSettings | InProcessSettings]] = [
         (("workers", number), group) for number, group in enumerate(settings.workers or ())
@@ -117,6 +119,22 @@ def placement_warnings(loaded: LoadedSettings) -> Iterator[str]:
                 f"OpenVINO share {group.threads}; others take one per slot all the same (raise it to {group.slots} or more, "
                 "or leave it out)",
             )
+
+
+def _shared_canaries(loaded: LoadedSettings) -> Iterator[str]:
+    settings = loaded.settings
+    rests = canaries(settings.versions)
+    places: list[tuple[Location, set[str]]] = [
+        (("workers", number), {model.name for model in settings.models_of(group)})
+        for number, group in enumerate(settings.worker_groups)
+    ]
+    if settings.in_process is not None:
+        places.append((("in_process",), {model.name for model in settings.models}))
+    for place, names in places:
+        for canary in sorted(names & rests.keys()):
+            if names - rests.keys():
+                words = f"{canary} shares its process with other models, which a crash of it ends too"
+                yield loaded.problem(place, words)
 
 
 def model_spec(model: ModelSettings) -> ModelSpec:

@@ -363,10 +363,7 @@ class ServedModels:
 
     def shares(self) -> dict[str, dict[str, int]]:
         """Return each name with versions, and the millionths of its requests that each version gets, as plain data."""
-        return {
-            name: {version: versions.shares[version] for version in versions.listed}
-            for name, versions in self.versions.items()
-        }
+        return {name: versions.told() for name, versions in self.versions.items()}
 
     def is_live(self, name: str) -> bool:
         """Tell whether a worker has brought this model, and its workers were not given up."""
