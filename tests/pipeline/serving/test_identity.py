@@ -99,6 +99,7 @@ async def test_counters_are_for_admins() -> None:
             "chains",
             "unavailable",
             "digests",
+            "versions",
             "not_ready",
             "models_not_ready",
             "forbidden",
