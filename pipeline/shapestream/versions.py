@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Literal, TypeAlias
 
@@ -77,6 +77,8 @@ class Versions:
     rest: str
     """The version that announces the signature of the name, and gets what the others leave."""
     by: By = "request"
+    shadows: dict[str, int] = field(default_factory=dict)
+    """Versions without traffic that run answered requests of the rest again, with the millionths of these."""
 
     @classmethod
     def of(
@@ -84,6 +86,7 @@ class Versions:
         name: str,
         stated: Iterable[tuple[str, int | None]],
         by: By = "request",
+        shadows: Mapping[str, int] | None = None,
     ) -> Versions:
         """Return the versions of a file: pairs of a version and its share, of which one may be None.
 
@@ -95,7 +98,7 @@ class Versions:
         open_ones = [version for version, share in pairs if share is None]
         rest = open_ones[0] if open_ones else max(counted, key=lambda pair: pair[1])[0]
         shares = {version: share for version, share in counted if version != rest}
-        return cls(name, {**shares, rest: dict(counted)[rest]}, rest, by)
+        return cls(name, {**shares, rest: dict(counted)[rest]}, rest, by, dict(shadows or {}))
 
     @property
     def models(self) -> dict[str, str]:

@@ -5,6 +5,7 @@ Version 3 answers `2a - b`. Version 4 answers `3a - b` and has its two inputs, o
 
 from __future__ import annotations
 
+import json
 import signal
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import helper
+from tests.e2e.conftest import until
 from tests.e2e.http_calls import ask, port_of
+from tests.e2e.importable.poisonous import CRASH
 from tests.onnx_files import write_onnx
 from tests.text_folders import documents, write_folder
 
@@ -238,17 +241,17 @@ def test_a_canary_that_cannot_be_read_leaves_everything_to_the_rest(workplace: A
     assert 503 == ask(port, "GET", "/v2/models/m/versions/4/ready")[0]
 
 
+OPTIONS = (
+    "trust: true, calibration_s: 0, inputs: {x: {shape: 'batch:1..8, n:1..64', element_type: f32}}, "
+    "outputs: {y: {shape: 'batch, n', element_type: f32, rule: rows}}"
+)
 HANGS = """\
     server: {listen: [ipc://s.sock]}
     models:
       - {name: m, version: 1, function: "poisonous:double", OPTIONS}
       - {name: m, version: 2, function: "gated:double_when_open", traffic: 0%, OPTIONS, batching: {hang_after_s: 0.5}}
     workers: [{count: 1, slots: 1, threads: 1}]
-""".replace(
-    "OPTIONS",
-    "trust: true, calibration_s: 0, inputs: {x: {shape: 'batch:1..8, n:1..64', element_type: f32}}, "
-    "outputs: {y: {shape: 'batch, n', element_type: f32, rule: rows}}",
-)
+""".replace("OPTIONS", OPTIONS)
 
 
 def test_a_canary_that_hangs_costs_its_own_process_and_no_other_request(workplace: Any) -> None:
@@ -329,3 +332,53 @@ def test_two_folders_are_versions_of_one_service_of_texts(workplace: Any) -> Non
             assert own_result["embedding"][0].tolist() == found
         assert {"1", "2"} == set(seen)
         assert {("texts", "1"), ("texts", "2")} <= {(one.name, one.version) for one in client.models()}
+
+
+SHADOW = """\
+    server: {listen: [ipc://s.sock]}
+    models:
+      - {name: m, version: 1, function: "gated:double", OPTIONS}
+      - {name: m, version: 2, function: "poisonous:double", traffic: 0%, shadow: 100%, OPTIONS}
+    workers: [{count: 1, slots: 1, threads: 1}]
+""".replace("OPTIONS", OPTIONS)
+
+
+def test_a_shadow_is_compared_and_its_crash_costs_its_own_process(workplace: Any) -> None:
+    """Nobody hears of it: what it found is told by the command."""
+    served = workplace.serve(SHADOW)
+    served.wait_for("workers ready")
+    first = served.workers()
+    assert {"w0", "w1"} == set(first)
+
+    def found() -> Any:
+        ran = workplace.invoke("versions", "server.yaml", "--json")
+        assert 0 == ran.exit_code, ran.stderr
+        (_, row) = json.loads(ran.stdout)
+        assert ("m", "2", 0.0) == (row["name"], row["version"], row["traffic"])
+        return row["shadow"]
+
+    with served.client() as client:
+
+        def ask(number: float) -> None:
+            result = client.infer("m", {"x": np.full((1, 2), number, np.float32)})
+            assert ("1", [[2.0 * number] * 2]) == (result.version, result["y"].tolist())
+
+        def several() -> bool:
+            ask(3.0)
+            return bool(found()["compared"] >= 5)
+
+        until("comparisons", several)
+        assert found()["equal"] == found()["compared"]
+
+        def failed() -> bool:
+            ask(float(CRASH))
+            return bool(found()["failed"])
+
+        until("a failure", failed)
+        told = client.statistics()
+        assert (0, 0) == (told["suspects"], told["quarantined"])
+        ask(4.0)
+    ran = workplace.invoke("versions", served.address)
+    assert "m@2: shadow of m@1, share 1:" in ran.stdout, ran.stdout
+    assert first["w0"] == served.workers()["w0"]
+    until("another process of the shadow", lambda: served.workers().get("w1") not in (None, first["w1"]))

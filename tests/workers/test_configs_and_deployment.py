@@ -63,7 +63,7 @@ def test_the_schema_beside_the_configurations_is_up_to_date() -> None:
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-MOST_KEYS, MOST_NAMES = 107, 95
+MOST_KEYS, MOST_NAMES = 108, 96
 ANOTHER_S = {"apiVersion", "readinessProbe"}
 """First keys of YAML that Kubernetes reads."""
 
@@ -144,7 +144,7 @@ def test_every_setting_is_documented() -> None:
 
 
 def test_there_are_few_settings() -> None:
-    """A key counts once for each of its meanings (107), and a name once for all sections (95). A new one needs a reason."""
+    """A key counts once for each of its meanings (108), and a name once for all sections (96). A new one needs a reason."""
     assert MOST_KEYS >= len(_keys())
     assert MOST_NAMES >= len({key for key, _ in _keys()})
 

@@ -122,6 +122,38 @@ MISTAKES = {
         "{models: [m@4, other]}",
         'x.yaml:2:6: models[0].name: no worker serves "m@3" (add it to a group of workers)',
     ),
+    "a shadow with traffic": (
+        "traffic: 5%",
+        "traffic: 5%, shadow: 2%",
+        "x.yaml:3:54: models[1].shadow: a shadow gets no traffic (write traffic: 0%, or remove the shadow)",
+    ),
+    "a shadow with the rest": (
+        "version: 3",
+        "version: 3, shadow: 2%",
+        "x.yaml:2:27: models[0].shadow: a shadow gets no traffic (write traffic: 0%, or remove the shadow)",
+    ),
+    "a shadow that must not run twice": (
+        "traffic: 5%",
+        "traffic: 0%, shadow: 2%, idempotent: false",
+        "x.yaml:3:54: models[1].shadow: a shadow runs requests twice, which idempotent: false forbids (remove one of them)",
+    ),
+    "a shadow of what must not run twice": (
+        "path: m.onnx}\n  - {name: m, version: 4, path: m.onnx, traffic: 5%",
+        "path: m.onnx, idempotent: false}\n  - {name: m, version: 4, path: m.onnx, traffic: 0%, shadow: 2%",
+        "x.yaml:3:54: models[1].shadow: a shadow runs requests twice, which idempotent: false forbids (remove one of them)",
+    ),
+    "a shadow that shares a process": (
+        "traffic: 5%}\n  - {name: other, path: m.onnx}\nworkers:\n  - {count: 2}",
+        "traffic: 0%, shadow: 2%}\n  - {name: other, path: m.onnx}\nworkers:\n  - {models: [m, other, m@4]}",
+        'x.yaml:6:25: workers[0].models[2]: "m@4" is a shadow, which shares no process with traffic'
+        " (leave it out of this group)",
+    ),
+    "a shadow in the server's process": (
+        "traffic: 5%}\n  - {name: other, path: m.onnx}\nworkers:\n  - {count: 2}",
+        "traffic: 0%, shadow: 2%}\n  - {name: other, path: m.onnx}\nin_process: true",
+        "x.yaml:3:54: models[1].shadow: a shadow needs a process of its own, and in_process has one for all"
+        " (remove one of them)",
+    ),
     "17": (
         "  - {name: other",
         "".join(f"  - {{name: m, version: {number}, path: m.onnx, traffic: 0%}}\n" for number in range(5, 20))

@@ -481,6 +481,22 @@ def prepare(
 
 
 @app.command()
+def versions(
+    target: Target,
+    timeout: Timeout = 10.0,
+    key: Key = None,
+    server_key: ServerKey = None,
+    as_json: Json = False,
+) -> None:
+    """List the versions of a running server's models: traffic, answers, times, and what shadows found."""
+    with reported(as_json=as_json):
+        from shapestream_workers.version_lists import version_lines, versions_of_server
+
+        found = versions_of_server(server_access(target, timeout, key, server_key))
+        print_answer(version_lines(found), found, as_json=as_json)
+
+
+@app.command()
 def audit(
     connect: Connect,
     acknowledge: Annotated[

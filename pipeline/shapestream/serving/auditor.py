@@ -67,13 +67,16 @@ class Auditor:
         self._book = book
         self._dispatcher = dispatcher
         self._folder = folder
+        self.turn = trio.StrictFIFOLock()
+        """Held by who runs requests again: audits and shadows in turn, one at a time."""
 
     async def run(self) -> None:
         """Audit until cancelled."""
         while True:
             sample = await self._book.next()
             try:
-                await self._audit(sample)
+                async with self.turn:
+                    await self._audit(sample)
             except Exception:  # a defect of an observer must not end the server
                 log.exception("audit failed", model=sample.record.model)
 
@@ -97,7 +100,7 @@ class Auditor:
                 why = f"alone, the same request gave two answers that differ in output {varying!r}"
                 log.warning("audit ends", model=sample.record.model, why=why)
                 return
-            is_rounding = await self._is_rounding(sample, alone)
+            is_rounding = await self.is_rounding(sample, alone)
             if is_rounding is None:
                 return
         if self._book.states[sample.record.model] is not state:
@@ -111,8 +114,12 @@ class Auditor:
 
     async def _run(self, sample: AuditSample, record: RequestRecord, copies: int = 1) -> AuditRun | None:
         """Run the request, or one like it, to its end. Returns None where the worker has left."""
-        dispatcher = self._dispatcher
         slots = frozenset(slot.number for slot in sample.slot.worker.slots if not slot.wide)
+        return await self.run_on(slots, record, copies)
+
+    async def run_on(self, slots: frozenset[int], record: RequestRecord, copies: int = 1) -> AuditRun | None:
+        """Run a request on one of these slots to its end. Returns None where they have left."""
+        dispatcher = self._dispatcher
         slots = slots.intersection(dispatcher.slots)
         if not slots:
             return None
@@ -128,7 +135,7 @@ class Auditor:
                 return run
         return None
 
-    async def _is_rounding(self, sample: AuditSample, alone: Tensors) -> bool | None:
+    async def is_rounding(self, sample: AuditSample, alone: Tensors) -> bool | None:
         """Tell whether rounding explains a difference; None where other work interrupts each run."""
         record, signature = sample.record, sample.record.served.signature
         tolerances = sample.slot.worker.tolerances[record.model]

@@ -130,10 +130,14 @@ class Ends:
 
         Their requests shared a call, were padded, or ran on a wide slot.
         """
-        self._observers = observers
+        self._observers = [*observers]
         self._sample = sample
         self.added: list[End] = []
         """The ends that the observers have not heard of."""
+
+    def watch(self, observer: Observer) -> None:
+        """Tell one more observer, after the others."""
+        self._observers.append(observer)
 
     def add(self, end: End) -> None:
         """Add an end. The observers hear of it when this turn's messages have left."""

@@ -23,6 +23,7 @@ from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.kept_replies import KeptReplies
 from shapestream.serving.served_models import ServedModels
 from shapestream.serving.sessions import RequestRecord, Sessions
+from shapestream.serving.shadows import Shadows
 from shapestream.serving.stories import MOST_TOLD, Stories
 from shapestream.serving.story_words import nothing_of, story_of
 from shapestream.serving.worker_port import WorkerPort
@@ -67,6 +68,7 @@ class Readings:
     kept: KeptReplies
     stories: Stories
     audits: AuditBook
+    shadows: Shadows
     sockets: Sequence[PeerSocket]
     """The sockets that other processes reach."""
     started: float
@@ -166,6 +168,7 @@ class Readings:
             kept_bytes=self.kept.nbytes,
             peers_refused=self._peers_refused(),
             audit=self.audits.to_dict(),
+            shadows=self.shadows.to_dict(),
             chains=sorted(self.models.chains),
             room=self.dispatcher.desk.room.statistics(),
         )
@@ -200,6 +203,7 @@ class Readings:
             "slots_in_all": sum(not slot.wide for slot in dispatcher.slots.values()),
             "peers_refused": seen.peers_refused,
             "audit": seen.audit,
+            "shadows": seen.shadows,
             **counters,
         }
 

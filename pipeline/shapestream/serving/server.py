@@ -51,6 +51,7 @@ from shapestream.serving.port_traffic import Outgoing
 from shapestream.serving.readings import Readings
 from shapestream.serving.served_models import ServedModels
 from shapestream.serving.sessions import Sessions
+from shapestream.serving.shadows import Shadows
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.serving.stories import Stories
 from shapestream.serving.worker_port import LastState, WorkerPort
@@ -161,6 +162,8 @@ class Server:
             grants=sessions.grants,
         )
         self._auditor = Auditor(audits, self._dispatcher, folder)
+        self._shadows = Shadows(models, self._dispatcher, self._auditor)
+        egress.ends.watch(self._shadows)
         self.readings = Readings(
             settings=settings,
             addresses=self.addresses,
@@ -173,6 +176,7 @@ class Server:
             kept=kept,
             stories=self._stories,
             audits=audits,
+            shadows=self._shadows,
             sockets=self._sockets,
             started=started,
             leaves=self._leaves,
@@ -316,6 +320,7 @@ class Server:
     def change_versions(self, versions: Mapping[str, Versions]) -> None:
         """Draw requests that name no version by these shares from now on."""
         new = self._models.change_versions(versions)
+        self._shadows.renew()
         if not self._ended:
             self._availability.models_added(new, trio.current_time())
             self._dispatcher.end_turn()
@@ -343,6 +348,7 @@ class Server:
         self._models.digests = dict(digests)
         self._models.engines.clear()
         self._auditor.files_changed()
+        self._shadows.renew()
 
     def let_in(self, ring: KeyRing) -> None:
         """Replace the list of keys, and cut off peers with other keys. Does nothing where no keys are required."""
@@ -377,6 +383,7 @@ class Server:
                 nursery.start_soon(self._dispatcher.run_alarm)
                 nursery.start_soon(self._beat)
                 nursery.start_soon(self._auditor.run)
+                nursery.start_soon(self._shadows.run)
                 if cost_keeper is not None:
                     nursery.start_soon(cost_keeper.run, self._scheduler.learned_costs)
                 if self._local_port is not None:

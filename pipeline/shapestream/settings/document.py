@@ -30,7 +30,7 @@ from shapestream.settings.values import (
 from shapestream.settings.version_settings import names_meant, names_of, served_name, versions_of
 from shapestream.settings.version_settings import problems as problems_of_versions
 from shapestream.settings.yaml_source import Location
-from shapestream.versions import Versions, canaries, parted
+from shapestream.versions import Versions, canaries, parted, versioned
 from shapestream_engine.errors import ModelLoadError
 from shapestream_engine.machine import MAX_SLOTS
 from shapestream_engine.model_files import files_of_model
@@ -332,6 +332,7 @@ class Settings(Section):
                     yield where, f'there is no model "{name}" {did_you_mean(name, names)}'
         served = {served_name(name, known) for group in groups for name in group.models or names}
         rests = canaries(known)
+        yield from self._problems_of_shadows(known)
         if groups and not dial_in and in_process is None:
             for index, name in names_of(self.models).items():
                 if name not in served and rests.get(name) not in served:
@@ -339,6 +340,30 @@ class Settings(Section):
                         ("models", index, "name"),
                         f'no worker serves "{name}" (add it to a group of workers)',
                     )
+
+    def _problems_of_shadows(self, known: Mapping[str, Versions]) -> Iterator[Finding]:
+        """Yield the places where a version that is compared cannot be, or could cost others their process."""
+        names = names_of(self.models)
+        by_name = {name: self.models[index] for index, name in names.items()}
+        shadows = {versioned(one.name, version): one for one in known.values() for version in one.shadows}
+        for index, name in names.items():
+            if (versions := shadows.get(name)) is None:
+                continue
+            both = by_name[name], by_name[versioned(versions.name, versions.rest)]
+            if not all(model.idempotent for model in both):
+                words = "a shadow runs requests twice, which idempotent: false forbids (remove one of them)"
+                yield ("models", index, "shadow"), words
+            if self.in_process is not None:
+                words = (
+                    "a shadow needs a process of its own, and in_process has one for all (remove one of them)"
+                )
+                yield ("models", index, "shadow"), words
+        for number, group in enumerate(self.workers or ()):
+            served = {served_name(name, known): place for place, name in enumerate(group.models or ())}
+            if served.keys() - shadows.keys():
+                for name in sorted(served.keys() & shadows.keys()):
+                    words = f'"{name}" is a shadow, which shares no process with traffic (leave it out of this group)'
+                    yield ("workers", number, "models", served[name]), words
 
     def _outside_model_root(self, model: ModelSettings) -> str | None:
         """Return the problem of a model with a file outside of `model_root`, weights included; links are followed."""

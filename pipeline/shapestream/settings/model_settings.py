@@ -644,6 +644,8 @@ class ModelSettings(Section):
     """Share of the requests that name no version: 5%. Default: what the other versions leave."""
     traffic_by: Literal["request", "caller"] | None = None
     """`caller`: all requests of a caller get the same version. Default: `request`, each is drawn by itself."""
+    shadow: Share | None = None
+    """Share of the answered requests that this version runs again, to be compared; with traffic: 0%."""
     path: Annotated[str, BeforeValidator(read_model_path)] | None = None
     """IR (.xml), ONNX (.onnx) or an exported program of PyTorch (.pt2), relative to this file."""
     function: Annotated[str, WrapValidator(read_function)] | None = None

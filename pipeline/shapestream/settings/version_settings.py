@@ -31,7 +31,7 @@ _VERSION = re.compile(VERSION)
 _SHARE = re.compile(r"(\d{1,3})(?:\.(\d{1,4}))?\s*%")
 _PERCENT = WHOLE // 100
 _FORM = "a letter or digit, then up to 31 of these, dots, dashes and underscores"
-ROUTING = ("version", "traffic", "traffic_by")
+ROUTING = ("version", "traffic", "traffic_by", "shadow")
 """Keys of a model that say which requests it gets. A change of them changes no answer of the model."""
 
 
@@ -103,8 +103,18 @@ def versions_of(models: Sequence[Stated]) -> dict[str, Versions]:
         own = [models[index] for index in entries]
         if len(own) > 1 or own[0].version is not None or own[0].name != name:
             by: By = next((model.traffic_by for model in own if model.traffic_by is not None), "request")
-            found[name] = Versions.of(name, [(model.version or ONLY, model.traffic) for model in own], by)
+            shadows = {
+                model.version or ONLY: share for model in own if (share := shadow_of(model)) is not None
+            }
+            stated = [(model.version or ONLY, model.traffic) for model in own]
+            found[name] = Versions.of(name, stated, by, shadows)
     return found
+
+
+def shadow_of(model: Stated) -> int | None:
+    """Return the millionths of the answered requests that an entry runs again; None where it is no shadow, as a chain."""
+    share: int | None = getattr(model, "shadow", None)
+    return share
 
 
 def _by_name(models: Sequence[Stated]) -> dict[str, list[int]]:
@@ -119,6 +129,9 @@ def problems(models: Sequence[Stated]) -> Iterator[Finding]:
     for name, entries in _by_name(models).items():
         yield from _equal_versions(models, name, entries)
         yield from _shares(models, name, entries)
+        for index in entries:
+            if shadow_of(models[index]) is not None and models[index].traffic != 0:
+                yield (index, "shadow"), "a shadow gets no traffic (write traffic: 0%, or remove the shadow)"
         if len(entries) > MOST_VERSIONS:
             words = (
                 f'"{name}" has {len(entries)} versions (at most {MOST_VERSIONS} at a time: remove old ones)'

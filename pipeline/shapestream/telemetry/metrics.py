@@ -81,6 +81,8 @@ class ServerSnapshot:
     """Numbers of refused connections, by port and reason."""
     audit: Mapping[str, Mapping[str, float]]
     """The findings of audits, by model: `audited`, `unjudged`, `mismatches`, `stopped` and others."""
+    shadows: Mapping[str, Mapping[str, Any]]
+    """What was found of shadows, by model: `compared`, `equal`, `unjudged`, `failed`, `dropped` and others."""
     chains: Sequence[str]
     """The names of the chains that are served."""
     room: RoomStatistics
@@ -160,6 +162,11 @@ def _of_queue(name: str, text: str, read: Callable[[ModelStatistics], float]) ->
 def _of_audit(name: str, text: str, key: str) -> Metric:
     """Return a row of one sample per audited model."""
     return _by("model", name, text, lambda seen: {model: one[key] for model, one in seen.audit.items()})
+
+
+def _of_shadow(name: str, text: str, key: str) -> Metric:
+    """Return a row of one sample per shadow."""
+    return _by("model", name, text, lambda seen: {model: one[key] for model, one in seen.shadows.items()})
 
 
 def _of_chain(name: str, text: str, read: Callable[[RoomStatistics], Mapping[str, int]]) -> Metric:
@@ -369,6 +376,16 @@ _COMPUTED: tuple[Metric, ...] = (
         "1 while each request runs alone, since answers in company differed.",
         "stopped",
     ),
+    # Shadows
+    _of_shadow("shadow_compared_total", "Answers of a shadow that were compared.", "compared"),
+    _of_shadow("shadow_equal_total", "Compared answers of a shadow that were equal.", "equal"),
+    _of_shadow(
+        "shadow_unjudged_total", "Answers of a shadow whose difference rounding explains.", "unjudged"
+    ),
+    _of_shadow(
+        "shadow_failed_total", "Requests that a shadow refused, or that its process ended with.", "failed"
+    ),
+    _of_shadow("shadow_dropped_total", "Sampled requests that found no idle slots in time.", "dropped"),
     # Slots, workers, clients
     _one("slots_in_all", "Slots, whatever they serve.", lambda seen: seen.scheduler.slots),
     _one(
