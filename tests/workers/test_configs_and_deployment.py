@@ -177,6 +177,7 @@ def test_every_command_is_documented() -> None:
         "simulate",
         "schema",
         "version",
+        "versions",
         "why",
     } == COMMANDS
     assert [] == sorted(
