@@ -288,6 +288,24 @@ def test_a_reload_changes_shares_at_once_and_removes_versions(workplace: Any) ->
                 assert (version, expected(number, version)) == (result.version, result["y"][0].tolist())
         ran = workplace.invoke("models", served.address)
         assert "versions of m: 3 100%, 4 0%" in ran.stdout, ran.stdout
+        promoted = TWO.replace("version: 3, ", "version: 3, traffic: 0%, ").replace("traffic: 25%, ", "")
+        workplace.write(promoted)
+        served.send(signal.SIGHUP)
+        number = 0
+        while len(served.events("reload ended")) < 3:  # each worker is replaced by one with the other version
+            number += 1
+            result = client.infer("m", inputs_of(number))
+            assert expected(number, result.version) == result["y"][0].tolist()
+        assert "ok" == served.events("reload ended")[-1]["result"]
+        for version in (None, "3"):
+            result = client.infer("m", inputs_of(7), version=version)
+            assert (version or "4", expected(7, version or "4")) == (result.version, result["y"][0].tolist())
+        workplace.write(promoted.replace("version: 3, traffic: 0%, ", "version: 5, traffic: 0%, "))
+        served.send(signal.SIGHUP)
+        served.wait_for("reload ended", 4)
+        assert "5" == client.infer("m", inputs_of(7), version="5").version
+        with pytest.raises(InvalidRequest, match="'m' has no version '3'; it has: 4, 5"):
+            client.infer("m", inputs_of(7), version="3")
 
 
 TEXTS = """\
