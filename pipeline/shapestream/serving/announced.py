@@ -50,20 +50,26 @@ class Announced:
         self.idempotent = idempotent
         self._fits: dict[str, Fit | str] = {}
         """For each version that has come, by its model: the places of its ports, or why it gets nothing."""
-        self._told: set[tuple[str, str]] = set()
-        """Misfits that the log has told."""
+        self._told: set[str] = set()
+        """The misfits that the log has told."""
 
     def fit(self, model: str, signature: ModelSignature, *, idempotent: bool) -> None:
-        """Note the signature of a version."""
-        why = misfit(self.signature, signature)
-        if why is None and idempotent != self.idempotent:
-            why = f"idempotent is {str(idempotent).lower()}, and clients know {str(self.idempotent).lower()}"
-        self._fits[model] = Fit.of(self.signature, signature) if why is None else why
+        """Note the signature of a version, which never changes."""
+        known = self._fits.get(model)
+        if known is None:
+            why = misfit(self.signature, signature)
+            if why is None and idempotent != self.idempotent:
+                why = f"idempotent is {str(idempotent).lower()}, and clients know {str(self.idempotent).lower()}"
+            known = self._fits[model] = Fit.of(self.signature, signature) if why is None else why
         share = self.versions.shares.get(self.versions.models.get(model, ""))
-        if why is not None and share and (model, why) not in self._told:
-            self._told.add((model, why))
-            advice = "it is served to those who name it"
-            log.error("version gets no traffic", model=model, why=why, advice=advice)
+        if isinstance(known, str) and share and model not in self._told:
+            self._told.add(model)
+            log.error(
+                "version gets no traffic",
+                model=model,
+                why=known,
+                advice="it is served to those who name it",
+            )
 
     def takes(self, model: str) -> bool:
         """Tell whether requests of this signature fit a version, as far as it has come."""

@@ -639,7 +639,7 @@ class ClientPort:
         """Answer at once, or when a worker has brought the promised model."""
         models = self._models
         model = models.find(name)
-        why = models.unavailable.get(name if model is None else model.name)
+        why = models.unavailable.get(models.awaited(name) if model is None else model.name)
         if model is not None and models.has_left(model):
             self.outgoing.say(session, ModelRefused(name=name, code="invalid", message=models.unknown(name)))
         elif why is not None:
@@ -662,8 +662,9 @@ class ClientPort:
 
     def model_unavailable(self, name: str, why: str) -> None:
         """Refuse the sessions that wait for this model, which will not come."""
-        for session in self._waiting.pop(name, {}):
-            self.outgoing.say(session, ModelRefused(name=name, code="unavailable", message=why))
+        for waiting in [one for one in self._waiting if self._models.awaited(one) == name]:
+            for session in self._waiting.pop(waiting):
+                self.outgoing.say(session, ModelRefused(name=waiting, code="unavailable", message=why))
 
     def beat(self, now: float) -> None:
         """End silent sessions, and send heartbeats to the others. Call it once per heartbeat interval.

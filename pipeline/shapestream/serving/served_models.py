@@ -345,6 +345,13 @@ class ServedModels:
             name in known or (version == ONLY and base in known and base not in self.versions)
         )
 
+    def awaited(self, name: str) -> str:
+        """Return the model that clients wait for by this name: of a name with versions the one with the rest."""
+        if (versions := self.versions.get(name)) is not None:
+            return versioned(name, versions.rest)
+        base, version = parted(name)
+        return base if version == ONLY and base not in self.versions else name
+
     def unknown(self, name: str) -> str:
         """Say that no model has this name, and which there are."""
         base, version = parted(name)
@@ -353,7 +360,8 @@ class ServedModels:
             return f"{base!r} has no version {version!r}; it has: {', '.join(versions.listed)}"
         if version is not None and base in self.names:
             return f"{base!r} has the version {ONLY!r} only, and no {version!r}"
-        return f"no model is called {name!r}; this server has: {', '.join(self.names) or 'none'}"
+        known = [name for name in self.names if name not in self._withdrawn]
+        return f"no model is called {name!r}; this server has: {', '.join(known) or 'none'}"
 
     def has_left(self, model: ServedModel) -> bool:
         """Tell whether this is a version that was removed from the configuration."""

@@ -235,6 +235,26 @@ async def test_what_waits_for_a_canary_that_is_given_up_goes_to_the_rest() -> No
 
 
 @virtual_time
+async def test_who_waits_for_a_name_whose_rest_never_comes_is_told() -> None:
+    """Also who asks later; and by the version that a model without versions has."""
+    models = {**SETTINGS, "plain": ModelSettings(name="plain")}
+    async with memory_serving(models=models, versions=shares()) as running:
+        peer = await running.greeted(CLIENT, None)
+        names = ("m", "m@3", "plain", "plain@1")
+        peer.say(*(OpenModel(name=name) for name in names))
+        await wait_all_tasks_blocked()
+        running.server.model_given_up("m@3", "it never came up")
+        running.server.model_given_up("plain", "it never came up")
+        peer.say(*(OpenModel(name=name) for name in names))
+        refused = [await peer.hear(ModelRefused) for _ in range(8)]
+        assert 2 * sorted(names) == sorted(one.name for one in refused[:4]) + sorted(
+            one.name for one in refused[4:]
+        )
+        assert {"unavailable"} == {one.code for one in refused}
+        assert all("it never came up" in one.message for one in refused)
+
+
+@virtual_time
 async def test_a_version_that_was_removed_is_invalid_for_who_names_it() -> None:
     """Trying again cannot help. Others go to who has the share now."""
     slots = slots_of("m@3")
