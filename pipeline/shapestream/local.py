@@ -42,8 +42,10 @@ from shapestream.settings import (
     load_settings,
     settings_of,
 )
+from shapestream.settings.version_settings import served_name
 from shapestream.telemetry.logging import get_logger, in_a_host
 from shapestream.transport.crossing import CrossingServer
+from shapestream.versions import Versions, versioned
 from shapestream_engine.calibration import CostCache
 from shapestream_engine.machine import Allowance, allowed_cpus
 
@@ -215,16 +217,19 @@ class _Server:
         self._models = {
             name: model for name, model in settings.models_by_name.items() if only is None or name in only
         }
-        self._versions = {
-            name: versions
-            for name, versions in settings.versions.items()
-            if versions.models.keys() <= self._models.keys()
-        }
+        known = settings.versions
         self._chains = [
             chain.spec()
             for chain in settings.chains
-            if all(stage.model in self._models for stage in chain.stages)
+            if all(served_name(stage.model, known) in self._models for stage in chain.stages)
         ]
+        served = {*self._models, *[chain.name for chain in self._chains]}
+        self._versions = {
+            # Of a part of the versions, the one with the rest has all requests.
+            name: versions if only is None else Versions.of(name, [(versions.rest, None)], versions.by)
+            for name, versions in known.items()
+            if versioned(name, versions.rest) in served
+        }
         self._loaded = loaded.with_server(worker_listen=None, client_silence_s=_NEVER_SILENT_S)
         self._tells_ignored = only is None
         self._cpus = allowed_cpus() if cpus is None else Allowance(cpus, "caller")

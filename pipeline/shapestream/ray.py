@@ -317,8 +317,7 @@ def assigned_cpus() -> int | None:
 
 def _names(loaded: LoadedSettings) -> list[str]:
     """Return the names of all models and chains."""
-    settings = loaded.settings
-    return [*settings.models_by_name, *[chain.name for chain in settings.chains]]
+    return loaded.settings.names
 
 
 def _chosen(loaded: LoadedSettings, name: str | None) -> str:
@@ -338,8 +337,7 @@ def _chosen(loaded: LoadedSettings, name: str | None) -> str:
 
 def _models_of(loaded: LoadedSettings, name: str) -> list[str]:
     """Return the name of the model, or those of the chain's models."""
-    chain = next((chain for chain in loaded.settings.chains if chain.name == name), None)
-    return [name] if chain is None else sorted({stage.model for stage in chain.stages})
+    return [model.name for model in loaded.settings.models_asked_by(name)]
 
 
 def _refuse_unrepeatable(loaded: LoadedSettings, name: str) -> None:

@@ -21,6 +21,7 @@ from tests.e2e.importable.poisonous import CRASH
 from tests.onnx_files import write_onnx
 from tests.text_folders import documents, write_folder
 
+from shapestream import local
 from shapestream.errors import InvalidRequest, Poisoned, Unavailable
 
 pytest.importorskip("onnxruntime", reason="the extra [onnxruntime] is not installed")
@@ -400,3 +401,35 @@ def test_a_shadow_is_compared_and_its_crash_costs_its_own_process(workplace: Any
     assert "m@2: shadow of m@1, share 1:" in ran.stdout, ran.stdout
     assert first["w0"] == served.workers()["w0"]
     until("another process of the shadow", lambda: served.workers().get("w1") not in (None, first["w1"]))
+
+
+def test_programs_and_files_have_the_version_with_the_rest_or_the_one_that_they_name(workplace: Any) -> None:
+    """`shapestream.local` draws as a server does; a run over files has one version."""
+    write(workplace.folder, "three.onnx", 2.0, "ab")
+    write(workplace.folder, "four.onnx", 3.0, "ba")
+    config = workplace.write(TWO.replace(', http: "127.0.0.1:0"', "") + CHAIN)
+    with local.connect(str(config)) as client:
+        seen = {client.infer("m", inputs_of(number)).version for number in range(60)}
+        assert {"3", "4"} == seen
+        (answer,) = client.infer("twice", inputs_of(5))["y"].tolist()
+        assert answer[0] in {FACTORS[version] * expected(5, "3")[0] - 0.5 for version in ("3", "4")}
+    rows = [{name: array[0].tolist() for name, array in inputs_of(number).items()} for number in range(20)]
+    whole = [
+        {name: [values] for name, values in row.items()} for row in rows
+    ]  # of a chain without a batch axis
+    for file, kind in (("rows", rows), ("whole", whole)):
+        text = "".join(json.dumps(row) + "\n" for row in kind)
+        (workplace.folder / f"{file}.jsonl").write_text(text)
+
+    def answers(model: str, file: str = "rows") -> list[Any]:
+        target = workplace.folder / f"{model}.npz"
+        ran = workplace.invoke(
+            "run", str(config), model, str(workplace.folder / f"{file}.jsonl"), str(target)
+        )
+        assert 0 == ran.exit_code, ran.stdout + ran.stderr
+        with np.load(target) as found:
+            return [found[f"{row}/y"].reshape(2).tolist() for row in range(20)]
+
+    for model, version in (("m", "3"), ("m@4", "4")):
+        assert [expected(number, version) for number in range(20)] == answers(model)
+    assert 20 == len(answers("twice", "whole"))

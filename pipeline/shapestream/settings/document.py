@@ -230,9 +230,25 @@ class Settings(Section):
                 groups.append(beside.model_copy(update={"models": tuple(own), "count": 1}))
         return tuple(groups)
 
+    @property
+    def names(self) -> list[str]:
+        """The names that may be asked for: of models, then of chains, each with those of its versions."""
+        return names_meant(self.models) + names_meant(self.chains)
+
     def meant_by(self, name: str) -> ModelSettings:
         """Return the model of a name: of one with versions the version with the rest."""
         return self.models_by_name[served_name(name, self.versions)]
+
+    def chain_meant_by(self, name: str) -> ChainSettings | None:
+        """Return the chain of a name, likewise; None if it is none."""
+        meant = served_name(name, self.versions)
+        return next((chain for chain in self.chains if chain.name == meant), None)
+
+    def models_asked_by(self, name: str) -> list[ModelSettings]:
+        """Return the model of a name, or those of a chain, in the order of their names."""
+        chain = self.chain_meant_by(name)
+        asked = [name] if chain is None else [stage.model for stage in chain.stages]
+        return [self.meant_by(model) for model in sorted({served_name(one, self.versions) for one in asked})]
 
     def effective(self) -> Settings:
         """Return these settings with the derived values: engines, audits and the default worker."""

@@ -35,7 +35,8 @@ from shapestream.errors import (
 )
 from shapestream.loading.models import digests_of
 from shapestream.row_values import columns_of, inputs_of_row, outputs_of_row
-from shapestream.settings import ChainSettings, LoadedSettings, ModelSettings
+from shapestream.settings import LoadedSettings
+from shapestream.settings.version_settings import ROUTING
 from shapestream_workers.offline.attempts import Outlook
 from shapestream_workers.offline.formats import check_output, open_source, results_of
 from shapestream_workers.offline.parts import Parts
@@ -95,8 +96,7 @@ class Summary:
 def run(job: Job) -> Summary:
     """Run all rows that are not done. Raises `ConfigurationError` for what concerns all of them, and OSError."""
     check_output(job.output)
-    settings = job.loaded.settings
-    names = [*settings.models_by_name, *[chain.name for chain in settings.chains]]
+    names = job.loaded.settings.names
     if job.model not in names:
         hint = did_you_mean(job.model, names)
         raise ConfigurationError([f"{job.loaded.path}: there is no model or chain {job.model!r} {hint}"])
@@ -112,10 +112,11 @@ def run(job: Job) -> Summary:
 
 def manifest_of(job: Job, source: RowSource) -> dict[str, Any]:
     """Return what all attempts of a run have in common: input, model, and the options that results depend on."""
-    models, chain = _models_of(job), _chain_of(job)
-    stated = [model.model_dump(mode="json") for model in models]
+    settings = job.loaded.settings
+    models, chain = settings.models_asked_by(job.model), settings.chain_meant_by(job.model)
+    stated = [model.model_dump(mode="json", exclude={*ROUTING}) for model in models]
     if chain is not None:
-        stated.append(chain.model_dump(mode="json"))
+        stated.append(chain.model_dump(mode="json", exclude={*ROUTING}))
     return {
         "shapestream": shapestream.__version__,
         "input": {"rows": source.total, "identity": identity_of(source)},
@@ -133,19 +134,8 @@ def manifest_of(job: Job, source: RowSource) -> dict[str, Any]:
 def _connected(job: Job) -> AbstractContextManager[Client]:
     if job.server is not None:
         return blocking.connect(job.server.address, **job.server.options)
-    return local.connect_to(job.loaded, [model.name for model in _models_of(job)], cpus=job.cpus)
-
-
-def _models_of(job: Job) -> list[ModelSettings]:
-    """Return the model, or those of the chain."""
-    settings = job.loaded.settings
-    chain = _chain_of(job)
-    names = [job.model] if chain is None else sorted({stage.model for stage in chain.stages})
-    return [settings.models_by_name[name] for name in names]
-
-
-def _chain_of(job: Job) -> ChainSettings | None:
-    return next((chain for chain in job.loaded.settings.chains if chain.name == job.model), None)
+    models = job.loaded.settings.models_asked_by(job.model)
+    return local.connect_to(job.loaded, [model.name for model in models], cpus=job.cpus)
 
 
 class _Run:
@@ -165,7 +155,7 @@ class _Run:
         self._pending_bytes = 0
         self._kept_at = monotonic()
         self._first_error: str | None = None
-        idempotent = all(model.idempotent for model in _models_of(job))
+        idempotent = all(model.idempotent for model in job.loaded.settings.models_asked_by(job.model))
         # What was refused has not begun; where no server can be reached, nobody knows.
         self._refusals = (Overloaded, Draining, Unavailable) if idempotent else (Overloaded, Draining)
 
@@ -173,7 +163,9 @@ class _Run:
         """Run the rows that are in no part, write the results, and count."""
         job, total = self._job, self._source.total
         first = self._parts.first
-        before = self._parts.begin(idempotent=all(model.idempotent for model in _models_of(job)))
+        before = self._parts.begin(
+            idempotent=all(model.idempotent for model in job.loaded.settings.models_asked_by(job.model))
+        )
         progress = Progress(total, first)
         # A row kills this process only if the model runs in it.
         alone_before = 0 if job.server is not None else before.alone_before
