@@ -113,3 +113,16 @@ def test_tritonclient_sends_strings(workplace: Any) -> None:
     addresses = [str(served.wait_for(event)[0]["address"]) for event in ("http ready", "grpc ready")]
     found = output_of("triton", CALLS / "triton_strings.py", ",".join(addresses))
     assert "all right" in found
+
+
+@pytest.mark.parametrize(
+    ("client", "program"), [("triton", "triton_versions.py"), ("kserve", "kserve_versions.py")]
+)
+def test_clients_of_others_ask_for_versions(workplace: Any, client: str, program: str) -> None:
+    """Over HTTP and gRPC; the answers are compared by version."""
+    from tests.e2e import test_versions  # needs ONNX Runtime
+
+    text = test_versions.TWO.replace('http: "127.0.0.1:0"', 'http: "127.0.0.1:0", grpc: "127.0.0.1:0"')
+    served = test_versions.serve(workplace, text)
+    addresses = [str(served.wait_for(event)[0]["address"]) for event in ("http ready", "grpc ready")]
+    assert "all right" in output_of(client, CALLS / program, ",".join(addresses))

@@ -17,7 +17,7 @@ import pytest
 from onnx import helper
 from tests.e2e.conftest import until
 from tests.e2e.http_calls import ask, port_of
-from tests.e2e.importable.poisonous import CRASH
+from tests.e2e.importable.poisonous import CRASH, HANG
 from tests.onnx_files import write_onnx
 from tests.text_folders import documents, write_folder
 
@@ -357,14 +357,14 @@ SHADOW = """\
     server: {listen: [ipc://s.sock]}
     models:
       - {name: m, version: 1, function: "gated:double", OPTIONS}
-      - {name: m, version: 2, function: "poisonous:double", traffic: 0%, shadow: 100%, OPTIONS}
+      - {name: m, version: 2, function: "poisonous:double", traffic: 0%, shadow: 100%, HANGS, OPTIONS}
     workers: [{count: 1, slots: 1, threads: 1}]
-""".replace("OPTIONS", OPTIONS)
+""".replace("OPTIONS", OPTIONS).replace("HANGS", "batching: {hang_after_s: 0.5}")
 
 
-def test_a_shadow_is_compared_and_its_crash_costs_its_own_process(workplace: Any) -> None:
+def test_a_shadow_is_compared_and_its_crash_or_hang_costs_its_own_process(workplace: Any) -> None:
     """Nobody hears of it: what it found is told by the command."""
-    served = workplace.serve(SHADOW)
+    served = workplace.serve(SHADOW, hang_min_s=0.5, hang_grace_s=0.5)
     served.wait_for("workers ready")
     first = served.workers()
     assert {"w0", "w1"} == set(first)
@@ -389,18 +389,20 @@ def test_a_shadow_is_compared_and_its_crash_costs_its_own_process(workplace: Any
         until("comparisons", several)
         assert found()["equal"] == found()["compared"]
 
-        def failed() -> bool:
-            ask(float(CRASH))
-            return bool(found()["failed"])
+        for times, number in enumerate((CRASH, HANG), 1):
 
-        until("a failure", failed)
+            def failed(times: int = times, number: int = number) -> bool:
+                ask(float(number))
+                return bool(found()["failed"] >= times)
+
+            until("a failure", failed)
+            until("another process", lambda: served.workers().get("w1") not in (None, first["w1"]))
         told = client.statistics()
         assert (0, 0) == (told["suspects"], told["quarantined"])
         ask(4.0)
     ran = workplace.invoke("versions", served.address)
     assert "m@2: shadow of m@1, share 1:" in ran.stdout, ran.stdout
     assert first["w0"] == served.workers()["w0"]
-    until("another process of the shadow", lambda: served.workers().get("w1") not in (None, first["w1"]))
 
 
 def test_programs_and_files_have_the_version_with_the_rest_or_the_one_that_they_name(workplace: Any) -> None:
