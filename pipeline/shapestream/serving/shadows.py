@@ -54,6 +54,7 @@ MOST_TIMES = 256
 """Pairs of seconds of lone calls that are kept: the medians are of the last ones."""
 LARGE_BYTES = 64 * 1024
 """Bytes of a sample from which on it is compared in a thread: comparing 64 KiB takes a millisecond."""
+_NO_ANSWER = Tensors(layout=(), buffers=())
 LEAST_DECADE, MOST_DECADE = -12, 12
 """Decades of differences that are told apart; smaller and larger ones count in the first and the last."""
 
@@ -187,7 +188,7 @@ class Shadows:
         shadow.sampled += 1
         sample = AuditSample(
             record=replace(record, deadline=None),
-            answer=answer,
+            answer=_NO_ANSWER,  # both are made anew
             slot=end.slot,
             call=record.shape.rounded,
             requests=1,
