@@ -33,7 +33,7 @@ from shapestream.serving.announced import routed_tensors
 from shapestream.serving.auditor import TRIES, Auditor
 from shapestream.serving.audits import AuditRun, AuditSample
 from shapestream.serving.dispatcher import Dispatcher
-from shapestream.serving.ends import BatchEnded, End
+from shapestream.serving.ends import BatchEnded, End, Ends
 from shapestream.serving.served_models import ServedModel, ServedModels
 from shapestream.serving.sessions import RequestRecord, queued_sizes
 from shapestream.telemetry.logging import get_logger
@@ -130,14 +130,17 @@ class Shadow:
 class Shadows:
     """All shadows of a server: an observer that samples answers, and a task that compares them."""
 
-    def __init__(self, models: ServedModels, dispatcher: Dispatcher, auditor: Auditor) -> None:
+    def __init__(self, models: ServedModels, dispatcher: Dispatcher, auditor: Auditor, ends: Ends) -> None:
         self._models = models
+        self._ends = ends
+        self._hears = False
+        """Whether it is an observer: it becomes one with the first shadow, so that a server without any has no work."""
         self._dispatcher = dispatcher
         self._auditor = auditor
         self._random = Random()
         self.by_name: dict[str, Shadow] = {}
         self._watched: dict[str, list[Shadow]] = {}
-        """By the model whose answers are sampled. Empty where there are no shadows: then an end costs nothing."""
+        """By the model whose answers are sampled."""
         self._nbytes = 0
         self._more = trio.Event()
         self.renew()
@@ -160,6 +163,9 @@ class Shadows:
                 if share:
                     self._watched.setdefault(beside, []).append(shadow)
         self._nbytes = sum(sample.nbytes for shadow in self.by_name.values() for sample in shadow.waiting)
+        if self._watched and not self._hears:
+            self._hears = True
+            self._ends.watch(self)
 
     def _gap(self, share: float) -> int:
         """Draw the number of answers to pass over: geometric, as if each were drawn for with its own random number."""
@@ -169,7 +175,7 @@ class Shadows:
 
     def ended(self, end: End) -> None:
         """Sample the answers of a batch."""
-        if not self._watched or type(end) is not BatchEnded or not end.answered:
+        if type(end) is not BatchEnded or not end.answered:
             return
         for shadow in self._watched.get(end.batch.model, ()):
             count = len(end.answered)
