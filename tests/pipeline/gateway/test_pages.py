@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import trio
+from tests.entries import result_of, timings_of
 from tests.pipeline.gateway.gateway_site import PAIR, GatewaySite, on_site, port_of
 from trio.testing import MockClock
 
+from shapestream.client.opened_models import Result
+from shapestream.gateway.infer_request import infer_response
 from shapestream.gateway.infer_tensors import DATATYPES, config_datatype
 from shapestream.gateway.model_pages import (
     FRESH_S,
@@ -22,17 +25,33 @@ from shapestream.gateway.model_pages import (
     model_metadata,
     model_statistics,
     repository_index,
+    versions_of,
     why_not_ready,
     why_server_is_not_ready,
 )
-from shapestream.slices import LongSteps
+from shapestream.slices import LongSteps, at_once
 from shapestream.web.messages import HttpResponse
 from shapestream_engine.element_types import ELEMENT_TYPES
+from shapestream_engine.layout import Tensors
 from shapestream_engine.output_rules import PaddedCounts, Rows
 from shapestream_engine.ports import OutputPort
 from shapestream_engine.shapes import NamedShape
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.string_arrays import STRING_TYPES
+
+COUNTED = (
+    "results",
+    "failures",
+    "rows",
+    "calls",
+    "last_ms",
+    "total_us",
+    "queue_us",
+    "gather_us",
+    "run_us",
+    "split_us",
+)
+"""What the server sums for each model."""
 
 
 def model(inputs: str, outputs: str) -> ModelSignature:
@@ -256,3 +275,38 @@ class _Told:
         self.asked += 1
         await trio.sleep(FRESH_S / 4)
         return self._told
+
+
+def test_versions_on_the_pages() -> None:
+    """Each is a row of index and statistics; a name without versions has the version 1."""
+    told = {
+        "models": ["m", "m@3", "m@10", "plain"],
+        "models_not_ready": {"m@10": ["no slot"]},
+        "versions": {"m": {"3": 900_000, "10": 100_000}},
+        "totals": {name: dict.fromkeys(COUNTED, 1) for name in ("m@3", "m@10", "plain")},
+    }
+    rows = [(row["name"], row["version"], row["state"]) for row in repository_index(told, ready_only=False)]
+    assert [("m", "3", "READY"), ("m", "10", "UNAVAILABLE"), ("plain", "1", "READY")] == rows
+    assert [None, None, "no slot", None, None] == [
+        why_not_ready(name, told) for name in ("m", "m@3", "m@10", "plain", "plain@1")
+    ]
+    assert all("no model" in str(why_not_ready(name, told)) for name in ("m@1", "m@4", "plain@2"))
+    for name, expected in {
+        "m": [("m", "3"), ("m", "10")],
+        "m@10": [("m", "10")],
+        "plain": [("plain", "1")],
+        "plain@1": [("plain", "1")],
+    }.items():
+        found = model_statistics(name, told)["model_stats"]
+        assert expected == [(row["name"], row["version"]) for row in found]
+    assert [["3", "10"], ["3", "10"], ["1"]] == [versions_of(name, told) for name in ("m", "m@3", "plain")]
+
+
+@pytest.mark.parametrize(("version", "told"), [(None, ("1", None)), ("4", ("4", "4"))])
+def test_an_answer_names_its_version(version: str | None, told: tuple[str, str | None]) -> None:
+    """In its body, and in a header where the model states one."""
+    timings = timings_of(version=version)
+    result = Result(None, result_of(1, Tensors(layout=(), buffers=()), timings), {})
+    response = at_once(infer_response("m", None, [], result))
+    content = json.loads(b"".join(response.body))
+    assert told == (content["model_version"], dict(response.headers).get("x-model-version"))
