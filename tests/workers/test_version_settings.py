@@ -255,6 +255,10 @@ def test_folders_of_one_name_are_versions_of_a_chain(tmp_path: Path) -> None:
     ]
     named = load(tmp_path, text.replace("[t]}", "[t, t@2]}")).settings
     assert [4] == [len(group.models or ()) for group in named.worker_groups]
+    shadows = load(tmp_path, text.replace("traffic: 5%", "traffic: 0%, shadow: 2%")).settings.versions
+    assert {"t": {}, "t.tokens": {"2": 20_000}, "t.encoder": {"2": 20_000}} == {
+        name: versions.shadows for name, versions in shadows.items()
+    }
     (problem,) = problems_of(tmp_path, text.replace("version: 2", "version: 1.0"))
     assert 'models[1].version: expected a version, got 1.0 (put it in quotes: "1.0")' in problem
 

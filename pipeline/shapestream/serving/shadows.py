@@ -42,6 +42,7 @@ from shapestream.versions import WHOLE, versioned
 from shapestream_engine.arrays import arrays_of
 from shapestream_engine.errors import ShapeError
 from shapestream_engine.layout import Tensors
+from shapestream_engine.probing.probe_requests import same_bits
 from shapestream_engine.probing.tolerances import OutputTolerance, compare, without_ties
 
 log = get_logger()
@@ -351,21 +352,22 @@ def differences(names: list[str], tolerances: Any, old: Tensors, new: Tensors) -
 
 def _difference(name: str, one: Array, two: Array, tolerances: Any) -> OutputDifference:
     tolerance: OutputTolerance | None = tolerances.get(name)
-    is_same = one.shape == two.shape and one.dtype == two.dtype and one.tobytes() == two.tobytes()
-    if is_same:
+    if one.shape != two.shape or one.dtype != two.dtype:
+        moved = one.shape != two.shape
+        return OutputDifference(name, inf, beyond=True, top_changed=False, shape_changed=moved)
+    if same_bits(one, two):
         return OutputDifference(name, 0.0, beyond=False, top_changed=False, shape_changed=False)
-    if one.shape != two.shape or one.dtype != two.dtype or one.dtype.kind not in "fiub":
-        return OutputDifference(
-            name, inf, beyond=True, top_changed=False, shape_changed=one.shape != two.shape
-        )
+    if one.dtype == object:
+        return OutputDifference(name, inf, beyond=True, top_changed=False, shape_changed=False)
+    first, second = one.astype(np.float64), two.astype(np.float64)
     if tolerance is None:
-        apart = np.abs(one.astype(np.float64) - two.astype(np.float64))
-        amount, beyond = float(np.nanmax(apart, initial=0.0)), True
+        with np.errstate(invalid="ignore"):
+            amount, beyond = float(np.nanmax(np.abs(first - second), initial=0.0)), True
     else:
         difference = compare(one, two, tolerance)
         amount, beyond = difference.amount, not difference.within
     wide = one.ndim > 0 and one.shape[-1] > 1 and one.size > 0
-    moved = wide and bool(np.any(one.argmax(axis=-1) != two.argmax(axis=-1)))
+    moved = wide and bool(np.any(first.argmax(axis=-1) != second.argmax(axis=-1)))
     return OutputDifference(name, amount, beyond=beyond, top_changed=moved, shape_changed=False)
 
 

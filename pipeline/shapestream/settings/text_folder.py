@@ -651,6 +651,7 @@ class _Expansion:
         if pooling is not None:
             encoder["pooling"] = pooling
         self._made.encoder = {key: value for key, value in encoder.items() if value is not None}
+        routing.pop("shadow", None)  # the two models are compared, each with its own
         self._made.chain = routing | _chain(
             name,
             lists,

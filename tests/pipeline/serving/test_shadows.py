@@ -19,6 +19,7 @@ from shapestream.serving.shadows import OutputCounts, differences
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ModelSettings
 from shapestream.versions import WHOLE, Versions
+from shapestream_engine import string_arrays
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model
 from shapestream_engine.probing.tolerances import TOLERANCES, OutputTolerance
@@ -211,6 +212,12 @@ def tensors(array: Array, element_type: str = "f32") -> Tensors:
     return Tensors(layout=((0, element_type, array.shape),), buffers=[array.tobytes()])
 
 
+def string_tensors(words: list[str]) -> Tensors:
+    """One output of strings."""
+    shape, buffer = string_arrays.pack("str", string_arrays.as_strings("str", words))
+    return Tensors(layout=((0, "str", shape),), buffers=[buffer])
+
+
 def test_differences_of_outputs() -> None:
     """Another shape is infinitely far; integers without a tolerance are equal or not."""
     known = np.array([[1.0, 2.0]], np.float32)
@@ -223,6 +230,10 @@ def test_differences_of_outputs() -> None:
     for name, (one, two, kind, expected) in cases.items():
         (found,) = differences(["y"], {}, tensors(one, kind), tensors(np.ascontiguousarray(two), kind))
         assert expected == (found.amount, found.beyond, found.top_changed, found.shape_changed), name
+    words = [string_tensors(["one", "two"]), string_tensors(["one", "too"])]
+    for one, two in ((words[0], words[0]), words):
+        (found,) = differences(["y"], {}, one, two)
+        assert (0.0 if one is two else inf, one is not two) == (found.amount, found.beyond)
     counts = OutputCounts()
     for amount in (0.005, 0.0099, 3.0, inf, 1e-30):
         shadows.OutputDifference("y", amount, beyond=True, top_changed=False, shape_changed=False).count(
