@@ -89,7 +89,6 @@ def test_a_yaml_that_cannot_be_used_changes_nothing(workplace: Any) -> None:
     useless = {
         "    models: [\n": "not YAML",
         yaml(model("m").replace("trust:", "tust:")): 'did you mean "trust"?',
-        yaml(model("m"), processes=2): "restart the server",
     }
     served = workplace.serve(yaml(model("m")))
     with served.client() as client:

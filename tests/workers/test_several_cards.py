@@ -10,7 +10,7 @@ import pytest
 from shapestream.errors import ConfigurationError
 from shapestream.settings import LoadedSettings, load_settings
 from shapestream_workers.costs import costs_of
-from shapestream_workers.serve import worker_commands
+from shapestream_workers.roles import Roles, roles_of
 
 MODELS = """\
 models:
@@ -35,7 +35,9 @@ def test_each_process_has_a_card(tmp_path: Path) -> None:
         tmp_path, '[{count: 2, device: "cuda:{index}"}, {count: 2}, {count: 1, device: cuda}]'
     )
     devices = []
-    for command in worker_commands(loaded, "ipc://s.sock").values():
+    roles = Roles()
+    roles.follow([*roles_of(loaded.settings, 2, {})])
+    for command in roles.commands(loaded, "ipc://s.sock").values():
         options = dict(itertools.pairwise(command))
         group = loaded.settings.worker_groups[int(options["--group"])]
         devices.append([model.device for model in loaded.settings.models_of(group, int(options["--index"]))])

@@ -46,6 +46,11 @@ def started(*workers: str) -> Supervisor:
     return supervisor
 
 
+def ended(supervisor: Supervisor, start: int, now: float) -> Restarted | None:
+    """The result of a restart of all."""
+    return supervisor.restarted_since(start, now, RestartRequested(), supervisor.roles)
+
+
 def crash(supervisor: Supervisor, now: float, *, status: int = -9, jitter: float = 0.0) -> list[Action]:
     """The worker `a` dies."""
     return supervisor.handle(WorkerExited(worker="a", status=status), now, jitter=jitter)
@@ -396,11 +401,11 @@ def test_a_restart_is_over_when_each_worker_was_replaced() -> None:
     supervisor.handle(WorkerExited(worker="b", status=-9), 5.0)
     supervisor.handle(WakeupDue(), 7.0)
     supervisor.handle(WorkerReady(worker="b"), 8.0)
-    assert supervisor.restarted_since(before, 8.0) is None
+    assert ended(supervisor, before, 8.0) is None
     supervisor.handle(WorkerExited(worker="a", status=0), 9.0)
     expected = Restarted(replaced=("b", "a"), kept={}, given_up={}, starting={})
-    assert expected == supervisor.restarted_since(before, 9.0)
-    assert supervisor.restarted_since(supervisor.starts, 9.0) is None
+    assert expected == ended(supervisor, before, 9.0)
+    assert ended(supervisor, supervisor.starts, 9.0) is None
 
 
 def test_a_restart_is_over_where_old_processes_go_on_or_none_can_start() -> None:
@@ -410,14 +415,14 @@ def test_a_restart_is_over_where_old_processes_go_on_or_none_can_start() -> None
     before = supervisor.starts
     supervisor.handle(RestartRequested(), 3.0)
     supervisor.handle(WorkerExited(worker="a+1", status=3, said="x.yaml:1:2: no"), 4.0)
-    assert supervisor.restarted_since(before, 4.0) is None
+    assert ended(supervisor, before, 4.0) is None
     supervisor.handle(WorkerExited(worker="b", status=3), 5.0)
     why = "its configuration cannot be used"
     expected = Restarted(replaced=(), kept={"a": f"{why}: x.yaml:1:2: no"}, given_up={"b": why}, starting={})
-    assert expected == supervisor.restarted_since(before, 5.0)
+    assert expected == ended(supervisor, before, 5.0)
     before = supervisor.starts
     supervisor.handle(RestartRequested(), 6.0)
-    assert supervisor.restarted_since(before, 6.0) is None
+    assert ended(supervisor, before, 6.0) is None
 
 
 @pytest.mark.parametrize(("start_s", "late_at"), [(2.0, 110.0), (50.0, 210.0)])
@@ -430,18 +435,18 @@ def test_a_restart_ends_where_a_process_neither_comes_up_nor_ends(start_s: float
     supervisor.handle(WorkerExited(worker="a+1", status=-9), started_at - 1.0)
     supervisor.handle(WakeupDue(), started_at)
     assert late_at == supervisor.next_late(started_at)
-    assert supervisor.restarted_since(before, late_at - 0.1) is None
+    assert ended(supervisor, before, late_at - 0.1) is None
     starting = {
         "a": f"a+1 is not ready after {late_at - started_at:.0f} s; end it to try again",
         "b": "it is replaced after a+1 is ready or has ended",
     }
     expected = Restarted(replaced=(), kept={}, given_up={}, starting=starting)
-    assert expected == supervisor.restarted_since(before, late_at)
+    assert expected == ended(supervisor, before, late_at)
     supervisor.handle(WorkerReady(worker="a+1"), late_at + 1.0)
     assert [StartWorker(worker="b+2", attempt=0, role="b")] == supervisor.handle(
         WorkerExited(worker="a", status=0), late_at + 2.0
     )
-    assert supervisor.restarted_since(before, late_at + 2.0) is None
+    assert ended(supervisor, before, late_at + 2.0) is None
 
 
 def test_a_restart_ends_where_a_process_was_late_before_it() -> None:
@@ -449,7 +454,7 @@ def test_a_restart_ends_where_a_process_was_late_before_it() -> None:
     supervisor = started("a")
     before = supervisor.starts
     supervisor.handle(RestartRequested(), 500.0)
-    restarted = supervisor.restarted_since(before, 500.0)
+    restarted = ended(supervisor, before, 500.0)
     assert restarted is not None
     assert ["a"] == list(restarted.starting)
 
@@ -471,6 +476,74 @@ def test_a_restart_tries_again_where_a_replacement_had_failed() -> None:
     supervisor.handle(WorkerExited(worker="a+1", status=3), 51.0)
     assert [] == want(supervisor, "a", 60.0)
     assert [StartWorker(worker="a+2", attempt=0, role="a")] == supervisor.handle(RestartRequested(), 61.0)
+
+
+def test_roles_come_at_once_and_go_when_the_others_serve() -> None:
+    """A role that was removed serves until the new one is ready; what is not named is left alone."""
+    supervisor = serving("a", "b")
+    before, asked = supervisor.starts, RestartRequested(roles=("a", "c"), fresh=frozenset("c"))
+    assert [StartWorker(worker="c", attempt=0, role="c")] == supervisor.handle(asked, 3.0)
+    assert ("a", "c") == supervisor.roles
+    assert supervisor.restarted_since(before, 4.0, asked, ("a", "b")) is None
+    assert [TerminateWorker(worker="b")] == supervisor.handle(WorkerReady(worker="c"), 5.0)
+    assert supervisor.restarted_since(before, 5.0, asked, ("a", "b")) is None
+    assert [] == supervisor.handle(WorkerExited(worker="b", status=0), 6.0)
+    expected = Restarted(
+        replaced=(), added=("c",), unchanged=("a",), removed=("b",), kept={}, given_up={}, starting={}
+    )
+    assert expected == supervisor.restarted_since(before, 6.0, asked, ("a", "b"))
+    assert supervisor.next_wakeup() is None
+
+
+def test_a_removed_role_stays_while_no_other_serves() -> None:
+    """The new one was given up: better the old one than none."""
+    supervisor = serving("a")
+    supervisor.handle(RestartRequested(roles=("b",), fresh=frozenset("b")), 3.0)
+    assert isinstance(supervisor.handle(WorkerExited(worker="b", status=3), 4.0)[0], GiveUp)
+    assert ProcessState.RUNNING is supervisor.state_of("a")
+    assert not supervisor.hopeless
+
+
+def test_a_restart_into_no_roles_waits_for_the_next_one() -> None:
+    """All its workers dial in now, say."""
+    supervisor = serving("a")
+    assert [TerminateWorker(worker="a")] == supervisor.handle(
+        RestartRequested(roles=(), fresh=frozenset()), 3.0
+    )
+    supervisor.handle(WorkerExited(worker="a", status=0), 4.0)
+    assert not supervisor.finished
+    supervisor.handle(RestartRequested(roles=("a",), fresh=frozenset("a")), 5.0)
+    assert ("a",) == supervisor.roles
+    supervisor.handle(StopRequested(grace_s=1.0), 6.0)
+    supervisor.handle(WorkerExited(worker="a", status=0), 6.5)
+    assert supervisor.finished
+
+
+@pytest.mark.parametrize("crashes", [0, 1])
+def test_a_process_that_is_not_ready_in_time_is_killed_and_the_old_one_stays(crashes: int) -> None:
+    """Whether it hangs, or crashes and waits for its next start."""
+    supervisor = serving("a")
+    before, asked = supervisor.starts, RestartRequested(start_s=5.0)
+    supervisor.handle(asked, 10.0)
+    why = "it was not ready within 5 s (server.reload_s)"
+    if crashes:
+        for at, wait_s in ((11.0, 1.0), (13.0, 2.0)):
+            supervisor.handle(WorkerExited(worker="a+1", status=-9, said="no memory"), at)
+            if at + wait_s < 15.0:
+                supervisor.handle(WakeupDue(), at + wait_s)
+        why += ": no memory"
+        assert [KeepWorker(worker="a", reason=why)] == supervisor.handle(WakeupDue(), 15.0)
+    else:
+        assert 15.0 == supervisor.next_wakeup()
+        (kill,) = supervisor.handle(WakeupDue(), 15.0)
+        assert KillWorker(worker="a+1", why="it was not ready in time") == kill
+        assert [KeepWorker(worker="a", reason=why)] == supervisor.handle(
+            WorkerExited(worker="a+1", status=-9), 15.5
+        )
+    found = supervisor.restarted_since(before, 16.0, asked, ("a",))
+    assert found is not None
+    assert {"a": why} == found.kept
+    assert supervisor.next_wakeup() is None
 
 
 @given(

@@ -607,19 +607,32 @@ def reload(
             help="File of the admin port's token. Default: server.admin.token_file of CONFIG.",
         ),
     ] = None,
+    everything: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Replace every process, as SIGHUP does, also those that would be the same."
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Tell what would be replaced, and the memory and time that it needs."),
+    ] = False,
     timeout: Timeout = 10.0,
     as_json: Json = False,
 ) -> None:
     """Reload the configuration of a running server.
 
-    The server reads its YAML and keys again and replaces its workers. The command waits for the end, and prints what
-    changed. Exit status: 0 done; 1 refused, or not done everywhere; 2 wrong usage.
+    The server reads its YAML and keys again, and replaces the workers that would be made of something else. The command
+    waits for the end, and prints what changed. Exit status: 0 done; 1 refused, or not done everywhere; 2 wrong usage.
     """
+    if everything and dry_run:
+        raise typer.BadParameter("--all and --dry-run exclude each other")
+    what = "all" if everything else "nothing" if dry_run else "changes"
     with reported(as_json=as_json):
         from shapestream_workers.reload import NoAdminPort, Refused, admin_port_of, lines_of, reload_server
 
         try:
-            found = reload_server(admin_port_of(target, token_file), timeout_s=timeout)
+            found = reload_server(admin_port_of(target, token_file), what, timeout_s=timeout)
         except NoAdminPort as error:
             raise typer.BadParameter(str(error), param_hint="CONFIG|HOST:PORT") from error
         except Refused as error:

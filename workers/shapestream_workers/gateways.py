@@ -14,11 +14,13 @@ of processes and an extra of its own; and a crash in gRPC's C++ costs no connect
 
 from __future__ import annotations
 
+import hashlib
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -39,6 +41,8 @@ from shapestream_engine.files import read_regular
 from shapestream_workers.chains import service_options
 from shapestream_workers.supervisor.core import RestartPolicy
 from shapestream_workers.supervisor.processes import SupervisedProcesses
+
+_Socket: TypeAlias = socket.socket
 
 BACKLOG = 1024
 """Connections that wait for a gateway, at most."""
@@ -106,13 +110,18 @@ def port_file_problems(loaded: LoadedSettings) -> list[str]:
     return problems
 
 
+def kind_of(settings: HttpSettings | GrpcSettings) -> Kind:
+    """Return the protocol of these settings."""
+    return "http" if isinstance(settings, HttpSettings) else "grpc"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayPort:
     """The port of the gateways of one kind, which is taken."""
 
     kind: Kind
     settings: GatewaySettings
-    socket: socket.socket
+    socket: _Socket
     """HTTP's listens, and its gateways inherit it; gRPC's is held for them."""
     options: Sequence[str]
     """Options of a gateway of this kind alone."""
@@ -123,20 +132,49 @@ class GatewayPort:
 
         Raises `ConfigurationError` where the address or a file cannot be used, or a library is missing.
         """
-        kind: Kind = "http" if isinstance(settings, HttpSettings) else "grpc"
+        kind = kind_of(settings)
         if (missing := missing_library(kind)) is not None:
             raise ConfigurationError([missing])
         # Each gateway reads them again when it starts: so a reload does, and one that cannot use them replaces none.
         _read_files(settings)
         if isinstance(settings, HttpSettings):
             taken = listen_at(settings.address, backlog=BACKLOG)
+        else:
+            taken = reserve_at(settings.address)
+        return cls._at(taken, settings, loaded)
+
+    @classmethod
+    def _at(
+        cls, taken: _Socket, settings: HttpSettings | GrpcSettings, loaded: LoadedSettings
+    ) -> GatewayPort:
+        if isinstance(settings, HttpSettings):
             options = ["--listener", str(taken.fileno())]
             labels = {folder.name: folder.labels for folder in loaded.folders}
             options += service_options(settings, loaded.settings, labels)
         else:
-            taken = reserve_at(settings.address)
             options = ["--grpc", place_of(taken)]
-        return cls(kind=kind, settings=settings, socket=taken, options=options)
+        return cls(kind=kind_of(settings), settings=settings, socket=taken, options=options)
+
+    def by(self, loaded: LoadedSettings) -> GatewayPort:
+        """Return this port with the settings of a YAML; as it is, where that has no such port, or at another address."""
+        server = loaded.settings.server
+        settings = server.http if self.kind == "http" else server.grpc
+        if settings is None or settings.address != self.settings.address:
+            return self
+        return self._at(self.socket, settings, loaded)
+
+    def read_by_processes(self) -> tuple[tuple[bytes, int], ...] | None:
+        """Return the digests of the files that each process reads, and their modes; None where one cannot be read."""
+        settings = self.settings
+        tls = () if settings.tls is None else (settings.tls.certificate, settings.tls.key)
+        try:
+            files = [file for file in (settings.token_file, *tls) if file is not None]
+            return tuple(
+                (hashlib.sha256(read_regular(Path(file), MAX_TLS_BYTES)).digest(), Path(file).stat().st_mode)
+                for file in files
+            )
+        except (OSError, ConfigurationError):
+            return None
 
     def commands(self, server_address: str, *, grace_s: float, lame_duck_s: float) -> dict[str, list[str]]:
         """Return the command line of each process, by name. Its requests have `grace_s` seconds at its end."""
@@ -157,6 +195,9 @@ class GatewayPorts:
 
     def __init__(self, ports: Sequence[GatewayPort]) -> None:
         self._ports = ports
+        self._made_of: dict[str, object] = {}
+        """By process: its command line, and digests of the files that it reads."""
+        self._start: Callable[[GatewayPort], dict[str, list[str]]]
 
     @property
     def addresses(self) -> dict[Kind, str]:
@@ -171,11 +212,13 @@ class GatewayPorts:
         `all_ready` is called whenever each of them is ready. They are never given up, since each holds nothing but its
         connections.
         """
-        commands: dict[str, list[str]] = {}
-        for port in self._ports:
-            commands |= port.commands(
-                server_address, grace_s=settings.grace_s, lame_duck_s=settings.effective_lame_duck_s
-            )
+        self._start = partial(
+            GatewayPort.commands,
+            server_address=server_address,
+            grace_s=settings.grace_s,
+            lame_duck_s=settings.effective_lame_duck_s,
+        )
+        commands, self._made_of = self._wanted(self._ports)
         return SupervisedProcesses(
             commands,
             RestartPolicy(max_crashes=sys.maxsize, drain_s=settings.grace_s + STOP_GRACE_S),
@@ -183,6 +226,32 @@ class GatewayPorts:
             all_ready=all_ready,
             descriptors=[port.socket.fileno() for port in self._ports if port.kind == "http"],
         )
+
+    def follow(self, loaded: LoadedSettings) -> tuple[dict[str, list[str]], frozenset[str]]:
+        """Return the command line of each process by a YAML that was read again, and those that it changes.
+
+        The other settings of the server, and its addresses, stay as they were.
+        """
+        commands, made_of = self._wanted([port.by(loaded) for port in self._ports])
+        before, self._made_of = self._made_of, made_of
+        return commands, frozenset(
+            name for name, made in made_of.items() if made is None or before.get(name) != made
+        )
+
+    def doubt(self, names: Iterable[str]) -> None:
+        """Know no more what these processes are made of, since they stay as they were."""
+        for name in names:
+            self._made_of[name] = None
+
+    def _wanted(self, ports: Sequence[GatewayPort]) -> tuple[dict[str, list[str]], dict[str, object]]:
+        commands: dict[str, list[str]] = {}
+        made_of: dict[str, object] = {}
+        for port in ports:
+            files = port.read_by_processes()
+            for name, command in self._start(port).items():
+                commands[name] = command
+                made_of[name] = None if files is None else (command, files)
+        return commands, made_of
 
     def close(self) -> None:
         """Give the ports up. Connections that no gateway has accepted are refused."""

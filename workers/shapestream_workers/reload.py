@@ -18,6 +18,7 @@ from shapestream.addresses import reached_from_here
 from shapestream.errors import ConfigurationError, ShapestreamError
 from shapestream.secret_files import read_secret
 from shapestream.settings import load_settings
+from shapestream.settings.values import spell_bytes
 
 POLL_S = 0.2
 """Seconds between two questions for the result: a person does not notice them, and they cost a server nothing."""
@@ -86,19 +87,22 @@ def _token_in(file: Path) -> str:
     return data.decode()
 
 
-def reload_server(admin: AdminAddress, *, timeout_s: float) -> dict[str, Any]:
+def reload_server(admin: AdminAddress, what: str, *, timeout_s: float) -> dict[str, Any]:
     """Request a reload, wait for its end, and return it as the server reports it.
 
-    `timeout_s`: seconds to wait for a server that does not answer. Raises ReloadFailed.
+    `what`: which processes it replaces (`ReloadRequest`). `timeout_s`: seconds to wait for a server that does not answer.
+    Raises ReloadFailed.
     """
-    started = _ask(admin, "PUT", "/reload", timeout_s)
+    started = _ask(admin, "PUT", "/reload", timeout_s, json.dumps({"what": what}).encode())
     while not started["ended"]:
         time.sleep(POLL_S)
         started = _ask(admin, "GET", f"/reload?number={started['number']}", timeout_s)
     return started
 
 
-def _ask(admin: AdminAddress, method: str, path: str, timeout_s: float) -> dict[str, Any]:
+def _ask(
+    admin: AdminAddress, method: str, path: str, timeout_s: float, body: bytes | None = None
+) -> dict[str, Any]:
     """Return the JSON of a good answer; a server whose event loop is busy is asked again."""
     give_up_at = time.monotonic() + timeout_s
     headers = {"Content-Type": "application/json"}
@@ -108,7 +112,7 @@ def _ask(admin: AdminAddress, method: str, path: str, timeout_s: float) -> dict[
     while True:
         connection = http.client.HTTPConnection(admin.host, admin.port, timeout=ANSWER_S)
         try:
-            connection.request(method, path, b"{}" if method == "PUT" else None, headers)
+            connection.request(method, path, body, headers)
             answer = connection.getresponse()
             status, body = answer.status, answer.read()
         except (OSError, http.client.HTTPException) as error:
@@ -149,19 +153,37 @@ def lines_of(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"model changed: {name} ({', '.join(keys)})"
     if not any(models.values()):
         yield "no model changed"
+    is_plan = found["what"] == "nothing"
     for kind in ("worker", "gateway"):
-        processes = found[f"{kind}s"]
-        if processes["replaced"]:
-            yield f"{kind}s replaced: {', '.join(processes['replaced'])}"
-        for state, words in (
-            ("kept", "goes on unchanged"),
-            ("given_up", "is given up"),
-            ("starting", "is not replaced yet"),
-        ):
-            for name, why in processes[state].items():
-                yield f"{kind} {name} {words}: {why}"
+        yield from _process_lines(kind, found[f"{kind}s"], is_plan=is_plan)
     if found["need_restart"]:
         yield f"changed only by a restart of the server: {', '.join(found['need_restart'])}"
     yield from found["why"]
+    if is_plan:
+        if (needs := found["needs"]) is not None:
+            memory, seconds = spell_bytes(needs["memory_bytes"]), needs["seconds"]
+            yield f"it would take about {seconds:.0f} s, and {memory} of memory in addition meanwhile"
+        yield "nothing was changed"
+        return
     done = "done" if found["state"] == "ok" else "not done everywhere"
     yield f"{done} after {found['seconds']:.1f} s"
+
+
+def _process_lines(kind: str, processes: Mapping[str, Any], *, is_plan: bool) -> Iterator[str]:
+    """Yield a line for the processes of a kind that were replaced, or would be, and for each that was to be."""
+    for state, done in (
+        ("added", "added"),
+        ("replaced", "replaced"),
+        ("removed", "removed"),
+        ("unchanged", "left alone"),
+    ):
+        if processes[state]:
+            words = f"would be {done}" if is_plan else done
+            yield f"{kind}s {words}: {', '.join(processes[state])}"
+    for state, words in (
+        ("kept", "goes on unchanged"),
+        ("given_up", "is given up"),
+        ("starting", "is not replaced yet"),
+    ):
+        for name, why in processes[state].items():
+            yield f"{kind} {name} {words}: {why}"

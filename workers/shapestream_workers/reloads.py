@@ -1,16 +1,19 @@
-"""Reloads of a server: it reads the files of keys and the YAML again, replaces every worker, and keeps the result.
+"""Reloads of a server: it reads the files of keys and the YAML again, replaces workers, and keeps the result.
 
     reading ──▶ replacing ──▶ ok, or incomplete: some keys, workers or models stay as they were, or still start
-       └──────▶ refused: nothing is changed, except perhaps keys
+       ├──────▶ refused: nothing is changed, except perhaps keys
+       └──────▶ ok, where only a plan was asked for
 
-SIGHUP and the admin port request reloads. One reload at a time reads files, in the order of the requests. The next one
-begins while the workers of the last one are still being replaced; then both end with the same workers.
+SIGHUP and the admin port request reloads. SIGHUP replaces every process, since operators use it to recover; the admin port
+those that would be made of something else (`roles.py`), and those of which that is not known. One reload at a time reads
+files, in the order of the requests. The next one begins while the workers of the last one are still being replaced; then
+both end with the same workers.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -20,10 +23,14 @@ import trio
 
 from shapestream.errors import ConfigurationError
 from shapestream.loading.models import digests_of
+from shapestream.loading.sources import sources_of
 from shapestream.serving.server import Server
 from shapestream.settings import LoadedSettings, ModelSettings, ServerSettings, Settings, load_settings
 from shapestream.settings.version_settings import ROUTING
+from shapestream_engine.machine import allowed_cpus
 from shapestream_workers.access import server_security
+from shapestream_workers.gateways import GatewayPorts
+from shapestream_workers.roles import Roles, WorkerRole, roles_of
 from shapestream_workers.supervisor.core import Restarted
 from shapestream_workers.supervisor.processes import SupervisedProcesses
 
@@ -31,6 +38,15 @@ log = structlog.get_logger()
 
 MOST_REMEMBERED = 64
 """Reloads whose result can be read: about those of the last minute, even where a script reloads every second."""
+
+
+class ReloadRequest(StrEnum):
+    """The processes that a reload replaces."""
+
+    CHANGES = "changes"
+    ALL = "all"
+    NOTHING = "nothing"
+    """It only tells what would happen."""
 
 
 class ReloadState(StrEnum):
@@ -60,6 +76,28 @@ class Changes:
     """Keys of settings whose new values the running server does not use."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a reload would need, by what the present processes have taken."""
+
+    memory_bytes: int
+    """Bytes in addition while it runs: of the new workers, and of the largest one that is replaced."""
+    seconds: float
+    """Seconds in which the new processes become ready, one after the other; new workers start at once."""
+
+
+def _needs_of(changed: Sequence[str], before: Collection[str], workers: SupervisedProcesses) -> Needs:
+    """Estimate by the processes that run; a new worker takes as much as the largest of them."""
+    memory, starts = workers.memory_bytes(), workers.start_seconds()
+    largest, slowest = max(memory.values(), default=0), max(starts.values(), default=0.0)
+    replaced = [name for name in changed if name in before]
+    added = len(changed) - len(replaced)
+    return Needs(
+        memory_bytes=added * largest + max([memory.get(name, largest) for name in replaced], default=0),
+        seconds=round(sum([starts.get(name, slowest) for name in replaced]) + (slowest if added else 0.0), 1),
+    )
+
+
 NO_CHANGES = Changes(added=[], removed=[], changed={}, need_restart=[])
 NOTHING_RESTARTED = Restarted(replaced=(), kept={}, given_up={}, starting={})
 
@@ -70,6 +108,7 @@ class Reload:
 
     number: int
     began: float
+    asked: ReloadRequest = ReloadRequest.ALL
     state: ReloadState = ReloadState.READING
     why: list[str] = field(default_factory=list)
     """Problems, each as a line that names its place if it has one."""
@@ -79,6 +118,8 @@ class Reload:
     """The result for each worker, once all are replaced or cannot be."""
     gateways: Restarted = NOTHING_RESTARTED
     """The result for each gateway."""
+    needs: Needs | None = None
+    """What a plan would need; None of a reload."""
     seconds: float | None = None
     """Seconds from the request to the end; None before."""
 
@@ -87,6 +128,7 @@ class Reload:
         changes = self.changes
         return {
             "number": self.number,
+            "what": self.asked.value,
             "state": self.state.value,
             "ended": self.state in RESULTS,
             "seconds": self.seconds,
@@ -95,6 +137,7 @@ class Reload:
             "need_restart": changes.need_restart,
             "workers": asdict(self.restarted),
             "gateways": asdict(self.gateways),
+            "needs": None if self.needs is None else asdict(self.needs),
         }
 
 
@@ -114,6 +157,12 @@ def changes_between(
     old, new = before.models_by_name, now.models_by_name
     changed: dict[str, list[str]] = {}
     need_restart = [f"server.{key}" for key in _changed_keys(_as_read(started.server), _as_read(now.server))]
+    for kind in ("http", "grpc"):
+        gateways = getattr(started.server, kind), getattr(now.server, kind)
+        if None not in gateways and gateways[0].address != gateways[1].address:
+            need_restart.append(f"server.{kind}.address")
+        elif None in gateways and gateways[0] != gateways[1]:
+            need_restart.append(f"server.{kind}")
     if started.in_process != now.in_process:
         need_restart.append("in_process")
     for name in sorted(old.keys() & new.keys()):
@@ -124,12 +173,10 @@ def changes_between(
         used = served(name)
         if used is not None and used.batching != model.batching:
             need_restart.append(f"models[{name}].batching")
-    if (
-        not now.worker_groups
-    ):  # only this process, or workers that dial in, have models: no reload replaces them
-        other = {
-            name for name, keys in changed.items() if not {*keys} <= {*ROUTING}
-        }  # shares have changed at once
+    if now.worker_groups and not started.worker_groups:
+        need_restart.append("workers")
+    if not started.worker_groups:  # only this process, or workers that dial in, have models
+        other = {name for name, keys in changed.items() if not {*keys} <= {*ROUTING}}  # shares have changed at once
         need_restart += [f"models[{name}]" for name in sorted((old.keys() ^ new.keys()) | other)]
         return replace(NO_CHANGES, need_restart=need_restart)
     return Changes(
@@ -141,12 +188,23 @@ def changes_between(
 
 
 def _as_read(server: ServerSettings) -> ServerSettings:
-    """Return the settings without those that a command line may replace."""
-    return server.model_copy(update={"record_trace": None})
+    """Return the settings without those that a command line may replace, and those that new processes follow."""
+    return server.model_copy(update={"record_trace": None, "reload_s": None, "http": None, "grpc": None})
 
 
 def _changed_keys(old: ServerSettings | ModelSettings, new: ServerSettings | ModelSettings) -> list[str]:
     return [key for key in type(new).file_keys() if getattr(old, key) != getattr(new, key)]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Fresh:
+    """What a reload has read."""
+
+    loaded: LoadedSettings
+    digests: dict[str, str]
+    roles: Sequence[WorkerRole]
+    replaced: frozenset[str] = frozenset()
+    """The roles whose processes are replaced, or are new."""
 
 
 class Reloads:
@@ -159,40 +217,51 @@ class Reloads:
         *,
         digests: Mapping[str, str],
         own_digests: Mapping[str, str],
+        roles: Roles,
         workers: Callable[[], SupervisedProcesses | None],
         gateways: SupervisedProcesses | None,
-        expect: Callable[[Settings], None],
+        gateway_ports: GatewayPorts | None,
+        expect: Callable[[Settings, frozenset[str]], None],
         settled: Callable[[Restarted], None],
     ) -> None:
         """`digests`: of the models' files; `own_digests`: of those that this process itself serves.
 
-        `workers` returns the worker processes, or None without any. `gateways`: the processes that speak HTTP, if there are
-        any. `expect` is called before the workers read new settings, `settled` when each was replaced or cannot be.
+        `roles`: of the workers. `workers` returns their processes, or None without any. `gateways`: the processes that speak
+        HTTP, if there are any. `expect` is called before the workers read new settings, with the names of the models that
+        workers served before, and `settled` when each was replaced or cannot be.
         """
         self._loaded = loaded
         self._server = server
         self._present = loaded.settings
         self._digests = dict(digests)
         self._own_digests = own_digests
+        self._roles = roles
+        self._doubtful: set[str] = set()
+        """Roles whose present process may be made of something else than was read for it."""
+        self._restarts: dict[str, int] = {}
+        """The restarts of each role when the last reload ended: one that died since has read the YAML by itself."""
         self._workers = workers
         self._gateways = gateways
+        self._gateway_ports = gateway_ports
         self._expect = expect
         self._settled = settled
         self._asked = trio.Event()
-        self._next: Reload | None = None
-        """The requested reload that has not begun. Later requests share it, so there is at most one."""
+        self._waiting: deque[Reload] = deque()
+        """The requested reloads that have not begun, one of each kind at most: later requests share them."""
         self._numbers = 0
         self._remembered: deque[Reload] = deque(maxlen=MOST_REMEMBERED)
         server.count_reloads([state.value for state in RESULTS])
 
-    def ask(self) -> Reload:
-        """Request a reload, and return it. A reload that has not begun to read serves every request until it does."""
-        if self._next is None:
+    def ask(self, asked: ReloadRequest = ReloadRequest.ALL) -> Reload:
+        """Request a reload, and return it. One that has not begun to read serves every request of its kind until it does."""
+        found = next((reload for reload in self._waiting if reload.asked is asked), None)
+        if found is None:
             self._numbers += 1
-            self._next = Reload(number=self._numbers, began=trio.current_time())
-            self._remembered.append(self._next)
+            found = Reload(number=self._numbers, began=trio.current_time(), asked=asked)
+            self._remembered.append(found)
+            self._waiting.append(found)
             self._asked.set()
-        return self._next
+        return found
 
     def find(self, number: int | None = None) -> Reload | None:
         """Return the reload with this number, or the last one; None if there was none, or if it is forgotten."""
@@ -204,57 +273,101 @@ class Reloads:
         async with trio.open_nursery() as nursery:
             while True:
                 await self._asked.wait()
-                self._asked, reload, self._next = trio.Event(), self._next, None
-                assert reload is not None, "the event says so"
-                if await self._read(reload):
-                    nursery.start_soon(self._replace, reload, self._workers())
+                self._asked = trio.Event()
+                while self._waiting:
+                    reload = self._waiting.popleft()
+                    if (fresh := await self._read(reload)) is not None:
+                        nursery.start_soon(self._replace, reload, self._workers(), fresh)
 
-    async def _read(self, reload: Reload) -> bool:
-        """Read keys, YAML and the digests of models, and use them. Return True if there are processes to replace.
+    async def _read(self, reload: Reload) -> _Fresh | None:
+        """Read keys, YAML and what models are made of, and use them. Return what there is to replace.
 
         If the YAML cannot be used, only keys change.
         """
-        self._read_keys(reload)
+        is_plan = reload.asked is ReloadRequest.NOTHING
+        if not is_plan:
+            self._read_keys(reload)
         try:
             # In a thread: large files take a while, and a slow disk must not hold the event loop.
-            fresh, digests = await trio.to_thread.run_sync(self._read_files, abandon_on_cancel=True)
+            fresh = await trio.to_thread.run_sync(self._read_files, abandon_on_cancel=True)
         except ConfigurationError as error:
-            log.error("configuration is not changed", why=error.problems, what="no worker is restarted")
+            if not is_plan:
+                log.error("configuration is not changed", why=error.problems, what="no worker is restarted")
             reload.why += error.problems
             self._end(reload, ReloadState.REFUSED)
-            return False
-        for name, digest in self._own_digests.items():
-            if digests.get(name, digest) != digest:
-                advice = "restart the server to serve the new ones"
-                log.warning("model keeps its files", model=name, why="it runs in this process", advice=advice)
-            digests[name] = digest
-        settings = fresh.settings
-        files = {name for name in digests if digests[name] != self._digests.get(name)}
-        reload.changes = changes_between(
-            self._present,
-            settings,
-            files=files,
-            started=self._loaded.settings,
-            served=self._server.settings_of,
-        )
-        self._present, self._digests = settings, digests
-        self._server.serve_files(digests)
+            return None
+        return self._use(reload, fresh)
+
+    def _use(self, reload: Reload, fresh: _Fresh) -> _Fresh | None:
+        """Use what was read. Return it if there are processes to replace."""
+        settings, workers = fresh.loaded.settings, self._workers()
+        reload.changes = self._changes(fresh)
+        self._doubt(workers)
+        if reload.asked is ReloadRequest.NOTHING:
+            self._plan(reload, fresh, workers)
+            return None
+        self._present, self._digests = settings, fresh.digests
+        self._server.serve_files(fresh.digests)
         self._server.change_versions(settings.versions)
         old_chains = self._server.change_chains([chain.spec() for chain in settings.chains])
         need_restart = [*reload.changes.need_restart, *(f"chains[{name}]" for name in old_chains)]
         reload.changes = replace(reload.changes, need_restart=need_restart)
         self._server.change_logging(settings.logging.level, settings.logging.format)
-        if self._workers() is not None:
-            self._expect(settings)
+        if workers is not None:
+            before = self._roles.models
+            changed = self._roles.follow(fresh.roles, self._doubtful)
+            fresh.replaced = frozenset(self._roles.by_name) if reload.asked is ReloadRequest.ALL else changed
+            self._doubtful |= fresh.replaced  # until they are replaced
+            self._expect(settings, before)
             log.info("configuration is read again", models=[model.name for model in settings.models])
-            log.info("workers are restarted", how="one after the other")
+            log.info("workers are restarted", how="one after the other", workers=sorted(fresh.replaced))
         else:
             log.info("no worker is restarted", why="there is none that was started here")
             if self._gateways is None:
                 self._end(reload, ReloadState.INCOMPLETE if reload.why else ReloadState.OK)
-                return False
+                return None
         reload.state = ReloadState.REPLACING
-        return True
+        return fresh
+
+    def _changes(self, fresh: _Fresh) -> Changes:
+        """Compare what was read with what was read last."""
+        for name, digest in self._own_digests.items():
+            if fresh.digests.get(name, digest) != digest:
+                advice = "restart the server to serve the new ones"
+                log.warning("model keeps its files", model=name, why="it runs in this process", advice=advice)
+            fresh.digests[name] = digest
+        digests = fresh.digests
+        return changes_between(
+            self._present,
+            fresh.loaded.settings,
+            files={name for name in digests if digests[name] != self._digests.get(name)},
+            started=self._loaded.settings,
+            served=self._server.settings_of,
+        )
+
+    def _plan(self, reload: Reload, fresh: _Fresh, workers: SupervisedProcesses | None) -> None:
+        """Tell what a reload of the changes would do, and end this one."""
+        roles = self._roles.copy()
+        changed = roles.follow(fresh.roles, self._doubtful)
+        before, after = self._roles.by_name, roles.by_name
+        reload.restarted = Restarted(
+            replaced=tuple(name for name in after if name in changed and name in before),
+            added=tuple(name for name in after if name not in before),
+            unchanged=tuple(name for name in after if name not in changed),
+            removed=tuple(name for name in before if name not in after),
+            kept={},
+            given_up={},
+            starting={},
+        )
+        if workers is not None:
+            reload.needs = _needs_of([name for name in after if name in changed], before, workers)
+        self._end(reload, ReloadState.OK)
+
+    def _doubt(self, workers: SupervisedProcesses | None) -> None:
+        """Doubt roles of which a process was started since the last reload: it has read the files by itself."""
+        for name, known in ({} if workers is None else workers.presences).items():
+            if known.restarts != self._restarts.get(name, 0):
+                self._doubtful.add(name)
 
     def _read_keys(self, reload: Reload) -> None:
         """Let in the keys that the files list now. If the files cannot be used, the keys stay as they were."""
@@ -268,32 +381,36 @@ class Reloads:
             self._server.let_in(security.ring)
             log.info("keys are read again", **security.ring.counts())
 
-    def _read_files(self) -> tuple[LoadedSettings, dict[str, str]]:
-        """Read the YAML and the digests of its models' files.
+    def _read_files(self) -> _Fresh:
+        """Read the YAML and what its models are made of. Raises `ConfigurationError`."""
+        loaded = load_settings(self._loaded.path)
+        settings = loaded.settings
+        digests = digests_of(settings.models)
+        sources = sources_of(settings.models, digests)
+        return _Fresh(
+            loaded=loaded, digests=digests, roles=[*roles_of(settings, allowed_cpus().amount, sources)]
+        )
 
-        Raises `ConfigurationError`, also for another number of worker processes.
-        """
-        fresh = load_settings(self._loaded.path)
-        before, now = ([group.count for group in one.settings.worker_groups] for one in (self._loaded, fresh))
-        if before != now:
-            message = (
-                f"groups of {', '.join(map(str, now)) or 'no'} processes instead of "
-                f"{', '.join(map(str, before)) or 'no'} (restart the server to change their number)"
-            )
-            raise ConfigurationError([fresh.problem(("workers",), message)])
-        return fresh, digests_of(fresh.settings.models)
-
-    async def _replace(self, reload: Reload, workers: SupervisedProcesses | None) -> None:
+    async def _replace(self, reload: Reload, workers: SupervisedProcesses | None, fresh: _Fresh) -> None:
         """Replace the gateways, which read their files again, then the workers, and record the result."""
-        if self._gateways is not None and (replaced := await self._gateways.restart()) is not None:
-            reload.gateways = replaced
+        if self._gateways is not None and self._gateway_ports is not None:
+            commands, changed = self._gateway_ports.follow(fresh.loaded)
+            every = reload.asked is ReloadRequest.ALL
+            replaced = await self._gateways.restart(commands, frozenset(commands) if every else changed)
+            if replaced is not None:
+                reload.gateways = replaced
+                self._gateway_ports.doubt([*replaced.kept, *replaced.given_up, *replaced.starting])
         if workers is not None:
-            restarted = await workers.restart()
+            commands = self._roles.commands(fresh.loaded, self._server.worker_addresses[0])
+            start_s = fresh.loaded.settings.server.reload_s
+            restarted = await workers.restart(commands, fresh.replaced, start_s=start_s)
             if restarted is None:
                 reload.why.append("the workers have ended")
                 self._end(reload, ReloadState.INCOMPLETE)
                 return
             reload.restarted = restarted
+            self._doubtful.difference_update(restarted.replaced, restarted.added, restarted.removed)
+            self._restarts = {name: known.restarts for name, known in workers.presences.items()}
             self._settled(restarted)
         sound = not reload.why and reload.restarted.is_whole and reload.gateways.is_whole
         self._end(reload, ReloadState.OK if sound else ReloadState.INCOMPLETE)
@@ -301,6 +418,8 @@ class Reloads:
     def _end(self, reload: Reload, state: ReloadState) -> None:
         reload.state = state
         reload.seconds = round(trio.current_time() - reload.began, 3)
+        if reload.asked is ReloadRequest.NOTHING:
+            return
         self._server.reload_ended(state.value, reload.seconds, ok=state is ReloadState.OK)
         write = log.info if state is ReloadState.OK else log.error
         write(

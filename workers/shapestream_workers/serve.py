@@ -2,7 +2,8 @@
 
 On the first SIGTERM or SIGINT the server refuses new requests and finishes those that it has, within `grace_s`. Then it
 stops the workers. The second signal ends everything at once. On SIGHUP the server reads the lists of keys and the YAML
-again, and replaces every worker by a new process, one after the other.
+again, and replaces every worker by a new process, one after the other. `shapestream reload` replaces only those that would
+be made of something else.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -24,6 +24,7 @@ from shapestream.addresses import is_protectable
 from shapestream.errors import ConfigurationError
 from shapestream.loading.models import digests_of, placement_warnings
 from shapestream.loading.own_slots import own_slots
+from shapestream.loading.sources import sources_of
 from shapestream.serving.allocator import keep_freed_memory
 from shapestream.serving.server import Server, serve
 from shapestream.serving.slot_threads import SlotThreads
@@ -38,7 +39,8 @@ from shapestream_workers.access import open_admin_port, server_security
 from shapestream_workers.gateways import STOP_GRACE_S, GatewayPorts, open_ports
 from shapestream_workers.interruption import handed_over
 from shapestream_workers.process import exit_after, keep_what_is_loaded
-from shapestream_workers.reloads import Reload, Reloads
+from shapestream_workers.reloads import Reload, ReloadRequest, Reloads
+from shapestream_workers.roles import Roles, roles_of
 from shapestream_workers.supervisor.core import Restarted, RestartPolicy
 from shapestream_workers.supervisor.processes import GaveUp, SupervisedProcesses
 from shapestream_workers.upkeep import notify, tend_watchdog, watch_memory
@@ -52,34 +54,6 @@ log = structlog.get_logger()
 
 LAST_WORDS_S = 1.0
 """Seconds to tell the clients after the second signal, or when no worker is left."""
-
-
-def worker_commands(loaded: LoadedSettings, address: str) -> dict[str, list[str]]:
-    """Return the command line of each worker process: the users' own command, with a parent's options."""
-    # -P: a file in the current folder must not shadow a module, which -m alone would allow.
-    program = [sys.executable, "-P", "-m", "shapestream_workers", "worker", str(loaded.path.absolute())]
-    commands: dict[str, list[str]] = {}
-    for number, group in enumerate(loaded.settings.worker_groups):
-        for index in range(group.count):
-            name = f"w{len(commands)}"
-            place = ["--group", str(number), "--index", str(index)]
-            commands[name] = [*program, "--connect", address, *place, "--name", name, "--supervised"]
-    return commands
-
-
-def groups_of_workers(settings: Settings) -> dict[str, int]:
-    """Return the names of the workers, each with the number of its entry in `workers`."""
-    numbers = [number for number, group in enumerate(settings.worker_groups) for _ in range(group.count)]
-    return {f"w{worker}": number for worker, number in enumerate(numbers)}
-
-
-def models_of_workers(settings: Settings) -> dict[str, frozenset[str]]:
-    """Return the names of the models of each worker."""
-    groups = settings.worker_groups
-    return {
-        worker: frozenset(model.name for model in settings.models_of(groups[number]))
-        for worker, number in groups_of_workers(settings).items()
-    }
 
 
 def run_server(loaded: LoadedSettings) -> int:
@@ -229,8 +203,12 @@ class _Serving:
         self._reachable = trio.Event()
         """Set when all ports answer."""
         self._workers: SupervisedProcesses | None = None
-        self._models = models_of_workers(loaded.settings)
-        """The models of each worker, by the YAML that was read last."""
+        self._roles = Roles()
+        """The workers, by the YAML that was read last."""
+        self._sound: set[str] = set()
+        """Those that were not given up."""
+        self._known_roles: frozenset[str] = frozenset()
+        """The workers of the YAML before."""
         self._status = EXIT_OK
         self._stop_asked = False
         self._had_terminal = has_terminal()
@@ -243,6 +221,9 @@ class _Serving:
             return await self._run(signals)
 
     async def _run(self, signals: AsyncIterator[int]) -> int:
+        # In a thread: a function's package may have thousands of files.
+        sources = await trio.to_thread.run_sync(sources_of, self._loaded.settings.models, self._digests)
+        self._roles.follow([*roles_of(self._loaded.settings, allowed_cpus().amount, sources)])
         async with trio.open_nursery() as nursery:
             server = self._server = await nursery.start(self._serve)
             gateways = self._gateways = self._gateway_processes()
@@ -251,8 +232,10 @@ class _Serving:
                 server,
                 digests=self._digests,
                 own_digests={} if self._local is None else self._local.digests,
+                roles=self._roles,
                 workers=lambda: self._workers,
                 gateways=gateways,
+                gateway_ports=self._gateway_ports,
                 expect=self._expect,
                 settled=self._give_up_new_models,
             )
@@ -283,7 +266,10 @@ class _Serving:
             found = self._reloads.find(number)
             return None if found is None else found.to_dict()
 
-        page = reload_page(lambda: self._ask_for_reload().to_dict(), find)
+        def ask(asked: str) -> dict[str, Any]:
+            return self._ask_for_reload(ReloadRequest(asked)).to_dict()
+
+        page = reload_page(ask, find)
         return {**server_pages(self._server), "/reload": page}
 
     async def _serve(self, *, task_status: trio.TaskStatus[Server]) -> None:
@@ -297,33 +283,20 @@ class _Serving:
         server = self._server
         if not server.worker_addresses or not self._loaded.settings.worker_groups:
             return
-        sound = set(self._models)
-
-        def given_up(worker: str, reason: str) -> None:
-            sound.discard(worker)
-            lost = self._models[worker].difference(*[self._models[other] for other in sound])
-            for name in sorted(lost):
-                server.model_given_up(name, f"its workers were given up, the last one because {reason}")
-
-        def revived(worker: str) -> None:
-            sound.add(worker)
-            for name in self._models[worker]:
-                server.model_awaited(name)
-
-        groups = groups_of_workers(self._loaded.settings)
-        spare = canaries(
-            self._loaded.settings.versions
-        )  # what such a worker serves, the others have a version of
-        policy = RestartPolicy(drain_s=self._loaded.settings.server.grace_s + STOP_GRACE_S)
+        roles, settings = self._roles, self._loaded.settings.server
+        spare = canaries(self._loaded.settings.versions)  # the others have a version of what such a worker serves
+        self._sound, self._known_roles = set(roles.by_name), frozenset(roles.by_name)
         self._workers = SupervisedProcesses(
-            worker_commands(self._loaded, server.worker_addresses[0]),
-            policy,
-            spare=[worker for worker, models in self._models.items() if models <= spare.keys()],
-            ended=lambda role, worker, died: server.worker_ended(worker, died=died, group=groups[role]),
-            given_up=given_up,
-            revived=revived,
+            roles.commands(self._loaded, server.worker_addresses[0]),
+            RestartPolicy(drain_s=settings.grace_s + STOP_GRACE_S),
+            spare=[name for name, role in roles.by_name.items() if role.models <= spare.keys()],
+            ended=lambda role, worker, died: server.worker_ended(
+                worker, died=died, group=roles.group_of(role)
+            ),
+            given_up=self._given_up,
+            revived=self._revived,
         )
-        server.own_processes(self._workers, groups)
+        server.own_processes(self._workers, roles.groups)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stop_after_server, self._workers)
             try:
@@ -337,6 +310,21 @@ class _Serving:
                     log.error("server stops", why=str(error))
                     server.drain(grace_s=LAST_WORDS_S)
             nursery.cancel_scope.cancel()
+
+    def _given_up(self, worker: str, reason: str) -> None:
+        """End the requests for models that only this worker served."""
+        self._sound.discard(worker)
+        roles = self._roles.by_name
+        if worker in roles:
+            lost = roles[worker].models.difference(*[roles[other].models for other in self._sound])
+            for name in sorted(lost):
+                self._server.model_given_up(name, f"its workers were given up, the last one because {reason}")
+
+    def _revived(self, worker: str) -> None:
+        """Let requests wait again for the models of a worker that was given up."""
+        self._sound.add(worker)
+        for name in self._roles.by_name[worker].models:
+            self._server.model_awaited(name)
 
     def _gateway_processes(self) -> SupervisedProcesses | None:
         """Return the processes that speak HTTP and gRPC, or None if none are configured."""
@@ -382,11 +370,13 @@ class _Serving:
         if self._gateway_ports is not None:
             self._gateway_ports.close()
 
-    def _expect(self, settings: Settings) -> None:
-        """Tell the server which models its workers serve from now on, and which they serve no more."""
-        before = frozenset[str]().union(*self._models.values())
-        self._models = models_of_workers(settings)
-        now = frozenset[str]().union(*self._models.values())
+    def _expect(self, settings: Settings, before: frozenset[str]) -> None:
+        """Tell the server which models its workers serve from now on, and which of those `before` they serve no more."""
+        roles = self._roles.by_name
+        self._server.groups_changed(self._roles.groups)
+        self._sound = {name for name in roles if name in self._sound or name not in self._known_roles}
+        self._known_roles = frozenset(roles)
+        now = frozenset[str]().union(*[role.models for role in roles.values()])
         models = settings.models_by_name
         for name in sorted(now):
             self._server.model_expected(name, models[name])
@@ -395,16 +385,22 @@ class _Serving:
 
     def _give_up_new_models(self, restarted: Restarted) -> None:
         """End the requests for new models that no worker serves, because none could be replaced."""
+        roles = self._roles.by_name
+        brought = [
+            roles[one].models
+            for one in (*restarted.replaced, *restarted.added, *restarted.unchanged)
+            if one in roles
+        ]
         for worker, why in restarted.kept.items():
-            for name in self._models[worker].difference(*[self._models[one] for one in restarted.replaced]):
+            for name in roles[worker].models.difference(*brought) if worker in roles else ():
                 if self._server.was_never_served(name):
                     self._server.model_given_up(name, f"no worker could be started with it: {why}")
 
-    def _ask_for_reload(self) -> Reload:
+    def _ask_for_reload(self, asked: ReloadRequest) -> Reload:
         """Request a reload. Raises `ConfigurationError` while the server stops."""
         if self._stop_asked:
             raise ConfigurationError(["the server stops"])
-        return self._reloads.ask()
+        return self._reloads.ask(asked)
 
     async def _leave(self, lame_duck_s: float) -> None:
         """Take requests at the gateways for a while, although the server is not ready, and then drain.
@@ -423,7 +419,7 @@ class _Serving:
             name = signal.Signals(number).name
             if number == signal.SIGHUP and not (self._had_terminal and not has_terminal()):
                 try:
-                    self._ask_for_reload()
+                    self._ask_for_reload(ReloadRequest.ALL)
                 except ConfigurationError as error:
                     log.info("no worker is restarted", why=str(error))
                 continue

@@ -102,6 +102,18 @@ def proof_key(task: Task, signature: ModelSignature | None) -> str:
     return key_of(_FORMAT, task, task.spec, signature, task.spec.engines if task.choose else None)
 
 
+def code_of(spec: ModelSpec) -> str | None:
+    """Return a digest of what runs a model besides its settings and files; None where it cannot be known.
+
+    It changes with the versions of Python, of shapestream and of the engines that may run the model, and with the files of a
+    function's package, as a verdict does. Raises `OSError`.
+    """
+    if spec.path is None and spec.function is not None and not (files := _model_digest(spec)):
+        return None
+    parts = [None if spec.path is not None or spec.function is None else files, _versions(spec.engines)]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
 def _plain(value: object) -> Any:
     """Make JSON data that is equal for equal values only."""
     match value:
@@ -132,9 +144,11 @@ def _model_digest(spec: ModelSpec) -> str:
     try:
         found: Any = importlib.util.find_spec(top)
     except (ImportError, ValueError):
-        return top
-    if found is None or found.submodule_search_locations is None:
-        return _digest([] if found is None or found.origin is None else [Path(found.origin)])
+        return ""
+    if found is None or (found.submodule_search_locations is None and found.origin is None):
+        return ""
+    if found.submodule_search_locations is None:
+        return _digest([Path(found.origin)])
     # A function may call anything in its package, so any change there counts.
     return _stats([Path(folder) for folder in found.submodule_search_locations])
 

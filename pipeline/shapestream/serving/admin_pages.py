@@ -167,11 +167,12 @@ def html_page() -> Page:
 
 
 def reload_page(
-    ask: Callable[[], dict[str, Any]], find: Callable[[int | None], dict[str, Any] | None]
+    ask: Callable[[str], dict[str, Any]], find: Callable[[int | None], dict[str, Any] | None]
 ) -> Page:
-    """Return a page that asks for a reload (PUT of `{}`), and reads the last one, or the one with a `number` (GET).
+    """Return a page that asks for a reload (PUT), and reads the last one, or the one with a `number` (GET).
 
-    Neither waits for the end of the reload. `find` returns None for an unknown one.
+    PUT of `{}` replaces what changed, of `{"what": "all"}` every process; `{"what": "nothing"}` only tells what would
+    happen. Neither waits for the end of the reload. `find` returns None for an unknown one.
     """
 
     def look(number: str = "") -> dict[str, Any] | None:
@@ -180,9 +181,12 @@ def reload_page(
         return find(int(number) if number else None)
 
     def change(asked: Any) -> dict[str, Any]:
-        if asked != {}:
-            raise ConfigurationError(["expected {}"])
-        return ask()
+        what = (
+            asked.get("what", "changes") if isinstance(asked, dict) and not asked.keys() - {"what"} else None
+        )
+        if what not in ("changes", "all", "nothing"):
+            raise ConfigurationError(['expected {}, or {"what": "changes"}, "all" or "nothing"'])
+        return ask(what)
 
     def write(found: dict[str, Any] | None) -> HttpResponse:
         if found is None:

@@ -254,13 +254,16 @@ class Server:
 
         `groups`: the workers that it keeps running, by name, each with the number of its entry of `workers`.
         """
-        groups = {} if groups is None else groups
-        self.readings.groups = groups
-        self._counters.worker_ends.update(
-            {(group, how): 0 for group in groups.values() for how in ("died", "ended")}
-        )
+        self.groups_changed({} if groups is None else groups)
         if self._worker_port is not None:
             self._worker_port.processes.owner = owner
+
+    def groups_changed(self, groups: Mapping[str, int]) -> None:
+        """Know these workers of the configuration, by name, each with the number of its entry of `workers`."""
+        self.readings.groups = groups
+        for group in groups.values():
+            for how in ("died", "ended"):
+                self._counters.worker_ends.setdefault((group, how), 0)
 
     async def worker_ended(self, worker: str, *, died: bool, group: int = 0) -> LastState:
         """Run the batches of a worker whose process has ended on other slots, without waiting for `worker_silence_s`.

@@ -273,6 +273,9 @@ class ServerSettings(Section):
     """Folder that must hold all model files, symbolic links followed. Default: any folder."""
     grace_s: float = Field(default=25.0, ge=0, le=86400, allow_inf_nan=False)
     """Seconds that the first SIGTERM leaves accepted requests to end."""
+    reload_s: float | None = Field(default=None, gt=0, le=86400, allow_inf_nan=False)
+    """Seconds for a process that a reload starts to be ready, or it is killed and the old one stays. Default: it goes on
+    starting, and the reload ends without it after four start-up times of the old one, at least 120 s."""
     lame_duck_s: float | None = Field(default=None, ge=0, le=86400, allow_inf_nan=False)
     """Seconds from SIGTERM for which gateways take requests, and the server is not ready. Default: 10 if open, else 0."""
     admin: AdminSettings | None = None

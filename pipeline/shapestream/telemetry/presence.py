@@ -52,7 +52,7 @@ class ConfiguredWorker(NamedTuple):
 
 
 class WorkerPresences:
-    """The presence of each configured worker, by name."""
+    """The presence of each configured worker, by name. What happens to one that was removed is not kept."""
 
     __slots__ = ("_reasons", "_serving", "_started", "by_worker")
 
@@ -63,6 +63,17 @@ class WorkerPresences:
         self._started: set[str] = set()
         self._reasons: dict[str, str] = {}
         """The reason for the next end of a worker's process, where it is known before."""
+
+    def add(self, name: str) -> None:
+        """Know a worker that the configuration has now."""
+        self.by_worker[name] = WorkerPresence(Presence.STARTING)
+        self._serving[name] = set()
+
+    def remove(self, name: str) -> None:
+        """Forget a worker that the configuration has no more."""
+        del self.by_worker[name], self._serving[name]
+        self._started.discard(name)
+        self._reasons.pop(name, None)
 
     def started(self, name: str, now: float) -> None:
         """Note that a process is started. A worker that was given up counts as missing again."""
@@ -76,18 +87,21 @@ class WorkerPresences:
 
     def serves(self, name: str, pid: int, now: float) -> None:
         """Note that a process is ready."""
-        worker = self.by_worker[name]
+        if (worker := self.by_worker.get(name)) is None:
+            return
         self._serving[name].add(pid)
         if worker.presence is not Presence.SERVING:
             worker.presence, worker.since = Presence.SERVING, now
 
     def reason(self, name: str, why: str) -> None:
         """Note the reason why a process of this worker will end soon."""
-        self._reasons[name] = why
+        if name in self.by_worker:
+            self._reasons[name] = why
 
     def ended(self, name: str, pid: int, status: int, now: float) -> None:
         """Note the end of a process, with its status as `subprocess` returns it."""
-        worker = self.by_worker[name]
+        if (worker := self.by_worker.get(name)) is None:
+            return
         self._serving[name].discard(pid)
         worker.last_end, worker.ended_at, worker.why = spell_status(status), now, self._reasons.pop(name, "")
         if worker.presence is not Presence.GIVEN_UP and not self._serving[name]:

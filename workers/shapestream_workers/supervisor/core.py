@@ -21,6 +21,9 @@ started beside it, in the same role. When the successor is ready, the old proces
 replaced at a time over all workers, so there is at most one process too many. If the successor is given up, the old
 process goes on.
 
+Roles come and go by request. A new role is started at once, beside the others. A role that is wanted no more is asked to
+finish when no wanted one is about to start or to be replaced, and one of them serves: its models may have moved there.
+
 The supervisor promises that `finished` becomes true after StopRequested: each process that does not end in time is killed.
 It starts nothing itself and reads no clock: times are seconds of a monotonic clock of the caller, and `jitter` is a number
 in [0, 1) that the caller draws. processes.py carries the actions out.
@@ -30,8 +33,8 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
 from typing import TypeAlias, assert_never
@@ -69,7 +72,19 @@ class WorkerExited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartRequested:
-    """Replace every process by a new one, one after the other. Start those again that were given up."""
+    """Replace processes by new ones, one after the other. Start those again that were given up."""
+
+    fresh: frozenset[str] | None = None
+    """The roles whose processes are replaced, or that are new; None: all."""
+    roles: tuple[str, ...] | None = None
+    """All roles that are wanted from now on; None: those that are there."""
+    start_s: float | None = None
+    """Time in which a new process must be ready, or it is killed and not started again. None: it may take as long as it
+    likes, and the restart ends without it."""
+
+    def is_about(self, role: str) -> bool:
+        """Tell whether this role's processes are replaced, or it is new."""
+        return self.fresh is None or role in self.fresh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +151,7 @@ class KillWorker:
     """End this process now (SIGKILL)."""
 
     worker: str
+    why: str = "it did not end in time"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,10 +174,16 @@ class KeepWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restarted:
-    """The end of a restart of all workers, by role."""
+    """The end of a restart of workers, by role."""
 
     replaced: tuple[str, ...]
     """Roles whose processes were all started after the request."""
+    added: tuple[str, ...] = ()
+    """New roles, with a process that is ready."""
+    unchanged: tuple[str, ...] = ()
+    """Roles whose processes were not to be replaced."""
+    removed: tuple[str, ...] = ()
+    """Roles that are wanted no more, and whose processes have ended."""
     kept: dict[str, str]
     """Roles whose old process goes on, each with the reason."""
     given_up: dict[str, str]
@@ -250,6 +272,12 @@ class WorkerRecord:
     """The reason why it was given up; empty otherwise."""
     replace_soon: bool = False
     """A replacement was requested, so `replace_after_starts` does not apply."""
+    ready_by: float | None = None
+    """Time by which it must be ready; None if there is none, or once it was."""
+    overdue: bool = False
+    """Its process was killed because it was not ready in time."""
+    last_said: str = ""
+    """The reason that its last process gave for its end; empty if it gave none."""
 
 
 class Supervisor:
@@ -261,6 +289,12 @@ class Supervisor:
         self._replacements = Replacements(self._policy)
         self._stopping = False
         self._starts = 0
+        self._start_s: float | None = None
+        """That of the last restart."""
+        self._unwanted: set[str] = set()
+        """Roles that a restart has removed, until their processes have ended."""
+        self._may_be_empty = False
+        """True once a restart has named the roles: without any, the supervisor waits for the next one."""
 
     def begin(self, now: float = 0.0) -> list[Action]:
         """Start all workers. Call it once."""
@@ -273,7 +307,12 @@ class Supervisor:
         actions = self._handle(event, now, jitter)
         if not self._stopping and (successor := self._replacements.next_successor(now)) is not None:
             self._workers[successor.name] = successor
+            if self._replacements.is_asked_for(successor):
+                successor.ready_by = self._ready_by(now)
             actions.append(self._start(successor, now))
+        if self._unwanted and not self._stopping and self._is_settled():
+            for worker in [worker for worker in self._workers.values() if worker.role in self._unwanted]:
+                actions += self._dismiss(worker, now)
         return actions
 
     def _handle(self, event: Event, now: float, jitter: float) -> list[Action]:
@@ -284,7 +323,7 @@ class Supervisor:
                 self._replacements.want(self._workers[name])
                 return []
             case RestartRequested():
-                return self._restart(now)
+                return self._restart(event, now)
             case WorkerExited():
                 return self._exited(self._workers[event.worker], event, now, jitter)
             case LeaveRequested():
@@ -301,13 +340,14 @@ class Supervisor:
                 self._stopping = True
                 return [action for worker in self._workers.values() for action in self._kill(worker)]
             case WakeupDue():
-                return [action for worker in self._workers.values() for action in self._wake(worker, now)]
+                return [action for worker in [*self._workers.values()] for action in self._wake(worker, now)]
             case _:
                 assert_never(event)
 
     def next_wakeup(self) -> float | None:
         """Return the time at which `WakeupDue` must be handled if no other event comes before. None: never."""
-        times = [worker.wake_at for worker in self._workers.values() if worker.wake_at is not None]
+        workers = self._workers.values()
+        times = [at for worker in workers for at in (worker.wake_at, worker.ready_by) if at is not None]
         if not self._stopping and (at := self._replacements.next_time()) is not None:
             times.append(at)
         return min(times, default=None)
@@ -321,44 +361,77 @@ class Supervisor:
         return self._workers[worker].state
 
     @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles that are wanted, in order."""
+        found = dict.fromkeys(worker.role for worker in self._workers.values())
+        return tuple(role for role in found if role not in self._unwanted)
+
+    def start_seconds(self) -> dict[str, float]:
+        """Return how long the last process of each role took to be ready, by role; without those that never were."""
+        ready = ((worker.role, worker.started_at, worker.ready_at) for worker in self._workers.values())
+        return {role: ready_at - started_at for role, started_at, ready_at in ready if ready_at is not None}
+
+    @property
     def starts(self) -> int:
         """The number of the last start of a process, over all workers."""
         return self._starts
 
-    def restarted_since(self, start: int, now: float) -> Restarted | None:
-        """Return the result of a restart that was requested after this start, or None while it is under way.
+    def restarted_since(
+        self, start: int, now: float, asked: RestartRequested, before: Iterable[str]
+    ) -> Restarted | None:
+        """Return the result of a restart that was `asked` for after this start, or None while it is under way.
+
+        `before`: the roles before the request.
 
         A worker that was kept, or given up, is tried again only at the next request. The restart ends without waiting for
         a process that is late. No other process is replaced before the late one has become ready or ended.
         """
+        found = Restarted(replaced=(), kept={}, given_up={}, starting={})
         replaced: list[str] = []
-        kept: dict[str, str] = {}
-        given_up: dict[str, str] = {}
-        starting: dict[str, str] = {}
+        unchanged: list[str] = []
         roles: dict[str, list[WorkerRecord]] = {}
         for worker in self._workers.values():
             roles.setdefault(worker.role, []).append(worker)
         late = [worker for worker in self._workers.values() if (self.late_at(worker) or inf) <= now]
+        if not late and self._unwanted:
+            return None
         for role, workers in roles.items():
-            before = [worker for worker in workers if worker.number <= start]
-            own = next((worker for worker in late if worker.role == role), None)
-            if not before and any(worker.ready_at is not None for worker in workers):
+            is_new = all(worker.number > start for worker in workers)
+            if role not in self._unwanted and not asked.is_about(role) and not _is_given_up(workers):
+                unchanged.append(role)
+            elif role not in self._unwanted and is_new and any(one.ready_at is not None for one in workers):
                 replaced.append(role)
-            elif own is not None:
-                starting[role] = (
-                    f"{own.name} is not ready after {now - own.started_at:.0f} s; end it to try again"
-                )
-            elif late and len(workers) == 1 and workers[0].replace_soon:
-                starting[role] = f"it is replaced after {late[0].name} is ready or has ended"
+            elif (why := self._late_word(role, workers, late, now)) is not None:
+                found.starting[role] = why
             elif len(workers) > 1:
                 return None
-            elif workers[0].state is ProcessState.GIVEN_UP:
-                given_up[role] = workers[0].given_up
+            elif _is_given_up(workers):
+                found.given_up[role] = workers[0].given_up
             elif workers[0].state is ProcessState.RUNNING and workers[0].irreplaceable is not None:
-                kept[role] = workers[0].irreplaceable
+                found.kept[role] = workers[0].irreplaceable
             else:
                 return None
-        return Restarted(replaced=tuple(replaced), kept=kept, given_up=given_up, starting=starting)
+        known = (*before,)
+        return replace(
+            found,
+            replaced=tuple(role for role in replaced if role in known),
+            added=tuple(role for role in replaced if role not in known),
+            unchanged=tuple(unchanged),
+            removed=tuple(role for role in known if role not in roles),
+        )
+
+    def _late_word(
+        self, role: str, workers: Sequence[WorkerRecord], late: Sequence[WorkerRecord], now: float
+    ) -> str | None:
+        """Return why a restart ends before this role is what was asked for; None if no process is late."""
+        own = next((worker for worker in late if worker.role == role), None)
+        if own is not None:
+            return f"{own.name} is not ready after {now - own.started_at:.0f} s; end it to try again"
+        if late and role in self._unwanted:
+            return f"it ends after {late[0].name} is ready or has ended"
+        if late and len(workers) == 1 and workers[0].replace_soon:
+            return f"it is replaced after {late[0].name} is ready or has ended"
+        return None
 
     def late_at(self, worker: WorkerRecord) -> float | None:
         """Return the time from which a restart does not wait for this process; None for one that is not starting."""
@@ -376,6 +449,8 @@ class Supervisor:
     @property
     def finished(self) -> bool:
         """True if no process runs and none will be started."""
+        if self._may_be_empty and not self._workers and not self._stopping:
+            return False
         return all(
             worker.state in (ProcessState.STOPPED, ProcessState.GIVEN_UP) for worker in self._workers.values()
         )
@@ -394,19 +469,58 @@ class Supervisor:
         said = ", ".join(f"{count} {state.value}" for state, count in counts.items() if count)
         return f"<Supervisor {said or 'without workers'}>"
 
-    def _restart(self, now: float) -> list[Action]:
-        """Queue the running processes for replacement, and start those again that were given up."""
+    def _restart(self, asked: RestartRequested, now: float) -> list[Action]:
+        """Queue processes for replacement, start those again that were given up, and those of new roles."""
         if self._stopping:
             return []
+        wanted = self.roles if asked.roles is None else asked.roles
+        self._may_be_empty = self._may_be_empty or asked.roles is not None
+        self._start_s = asked.start_s
+        self._unwanted = {worker.role for worker in self._workers.values()}.difference(wanted)
         actions: list[Action] = []
         for worker in self._workers.values():
+            if worker.role in self._unwanted:
+                continue
             if worker.state is ProcessState.GIVEN_UP:
                 worker.crashes.clear()
                 actions.append(self._start(worker, now))
-            else:
+            elif asked.is_about(worker.role):
                 # This includes a successor that is starting now: it may have read the old configuration.
                 self._replacements.demand(worker)
+        there = {worker.role for worker in self._workers.values()}
+        for role in wanted:
+            if role not in there:
+                new = self._workers[role] = WorkerRecord(role, role, ready_by=self._ready_by(now))
+                actions.append(self._start(new, now))
         return actions
+
+    def _ready_by(self, now: float) -> float | None:
+        return None if self._start_s is None else now + self._start_s
+
+    def _is_settled(self) -> bool:
+        """Tell whether a wanted role serves, and no other is about to start or to be replaced."""
+        wanted = [worker for worker in self._workers.values() if worker.role not in self._unwanted]
+        serve = [worker for worker in wanted if worker.ready_at is not None]
+        others = [worker for worker in wanted if worker.ready_at is None]
+        at_rest = all(worker.state is ProcessState.GIVEN_UP for worker in others)
+        return at_rest and not any(worker.replace_soon for worker in serve) and bool(serve or not wanted)
+
+    def _dismiss(self, worker: WorkerRecord, now: float) -> list[Action]:
+        """Let a worker finish whose role is wanted no more, and forget one without a process."""
+        self._replacements.forget(worker)
+        actions = (
+            self._stop(worker, now + self._policy.drain_s)
+            if worker.state is not ProcessState.STOPPING
+            else []
+        )
+        if worker.state is not ProcessState.STOPPING:
+            self._forget(worker)
+        return actions
+
+    def _forget(self, worker: WorkerRecord) -> None:
+        del self._workers[worker.name]
+        if all(other.role != worker.role for other in self._workers.values()):
+            self._unwanted.discard(worker.role)
 
     def _start(self, worker: WorkerRecord, now: float) -> StartWorker:
         worker.state, worker.wake_at = ProcessState.RUNNING, None
@@ -417,6 +531,7 @@ class Supervisor:
         return StartWorker(worker=worker.name, attempt=worker.starts - 1, role=worker.role)
 
     def _ready(self, worker: WorkerRecord, now: float) -> list[Action]:
+        worker.ready_by = None
         if worker.ready_at is None:
             worker.ready_at = now
         old = self._replacements.predecessor(worker)
@@ -429,9 +544,16 @@ class Supervisor:
         if self._stopping:
             worker.state = ProcessState.STOPPED
             return []
+        worker.last_said = exit_.said
+        if worker.overdue:
+            return self._give_up(worker, self._too_late(exit_.said), configuration=False)
         self._replacements.forget(worker)
+        if worker.role in self._unwanted:
+            self._forget(worker)
+            return []
         if worker.successor is not None:
-            # It was asked to end, or crashed before that; either way its successor runs.
+            # It was asked to end, or crashed before that; either way its successor runs, now with all the time it needs.
+            worker.successor.ready_by = None
             del self._workers[worker.name]
             return []
         if exit_.status == EXIT_CONFIGURATION:
@@ -484,7 +606,8 @@ class Supervisor:
             self._replacements.forget(old)
             old.successor, old.irreplaceable = None, reason
             return [KeepWorker(worker=old.name, reason=reason)]
-        worker.state, worker.given_up = ProcessState.GIVEN_UP, reason
+        worker.state, worker.given_up, worker.overdue = ProcessState.GIVEN_UP, reason, False
+        worker.ready_by = None
         return [GiveUp(worker=worker.name, reason=reason, configuration=configuration)]
 
     def _leave(self, worker: WorkerRecord, now: float) -> list[Action]:
@@ -513,7 +636,19 @@ class Supervisor:
             worker.state, worker.wake_at = ProcessState.STOPPED, None
         return [KillWorker(worker=worker.name)] if running else []
 
+    def _too_late(self, said: str) -> str:
+        return f"it was not ready within {self._start_s or 0.0:g} s (server.reload_s){said and ': '}{said}"
+
     def _wake(self, worker: WorkerRecord, now: float) -> list[Action]:
+        if worker.ready_by is not None and worker.ready_by <= now:
+            worker.ready_by = None
+            if worker.state is ProcessState.RUNNING:
+                worker.overdue = True
+                worker.state, worker.wake_at = ProcessState.STOPPING, None
+                return [KillWorker(worker=worker.name, why="it was not ready in time")]
+            if worker.state is ProcessState.WAITING:
+                worker.wake_at = None
+                return self._give_up(worker, self._too_late(worker.last_said), configuration=False)
         if worker.wake_at is None or worker.wake_at > now:
             return []
         if worker.state is ProcessState.WAITING:
@@ -559,6 +694,11 @@ class Replacements:
         """Return the time at which the next successor is due, if no event comes before; None: never."""
         return min((at for at in map(self._earliest, self._free()) if at is not None), default=None)
 
+    def is_asked_for(self, new: WorkerRecord) -> bool:
+        """Tell whether this successor was demanded, rather than wanted for its predecessor's memory."""
+        old = self.predecessor(new)
+        return old is not None and old.replace_soon
+
     def predecessor(self, new: WorkerRecord) -> WorkerRecord | None:
         """Return the running process that this one replaces, or None."""
         return next((old for old in self._wanting if old.successor is new), None)
@@ -574,6 +714,10 @@ class Replacements:
         if old.replace_soon:
             return old.ready_at
         return old.ready_at + self._policy.replace_after_starts * (old.ready_at - old.started_at)
+
+
+def _is_given_up(workers: Sequence[WorkerRecord]) -> bool:
+    return all(worker.state is ProcessState.GIVEN_UP for worker in workers)
 
 
 def _how(status: int) -> str:

@@ -118,7 +118,7 @@ class SupervisedProcesses:
         `given_up` is called with each role that is not started again, and the reason; `revived` with a role that was given
         up and is started again on request; `all_ready` whenever every role has a ready process again.
         """
-        self._commands = commands
+        self._commands = dict(commands)
         self._kind = kind
         self._descriptors = descriptors
         self._spare = frozenset(spare)
@@ -160,8 +160,13 @@ class SupervisedProcesses:
         """Return the resident bytes by role: the sum over its processes, 0 for a process that has just ended."""
         found = dict.fromkeys(self._commands, 0)
         for worker in self._running.values():
-            found[worker.role] += resident_bytes_of(worker.process.pid)
+            if worker.role in found:  # else it ends, since its role was removed
+                found[worker.role] += resident_bytes_of(worker.process.pid)
         return found
+
+    def start_seconds(self) -> Mapping[str, float]:
+        """Return how long the last process of each role took to be ready, by role."""
+        return self._supervisor.start_seconds()
 
     async def run(self) -> None:
         """Start all workers and keep them running; return when all have ended after `stop`.
@@ -202,17 +207,34 @@ class SupervisedProcesses:
             self._presences.reason(hanging.role, reason)
             hanging.process.kill()
 
-    async def restart(self) -> Restarted | None:
-        """Replace every process, one after the other. Each goes on until its successor is ready.
+    async def restart(
+        self,
+        commands: Mapping[str, Sequence[str]] | None = None,
+        fresh: frozenset[str] | None = None,
+        *,
+        start_s: float | None = None,
+    ) -> Restarted | None:
+        """Replace processes, one after the other. Each goes on until its successor is ready.
 
-        Workers that were given up are started again. Returns when each was replaced, cannot be, or has a process that does
-        not come up in time; None if `run` ends before that.
+        `commands`: of all that are wanted from now on; None: as before. `fresh`: which of them are new, or are to be
+        replaced; None: all. Each has `start_s` seconds to be ready (`RestartRequested`). Workers that were given up are
+        started again. Returns when each was replaced, cannot be, or has a process that does not come up in time; None if
+        `run` ends before that.
         """
-        supervisor, before = self._supervisor, self._supervisor.starts
-        self._handle(RestartRequested())
+        supervisor, before, roles = self._supervisor, self._supervisor.starts, self._supervisor.roles
+        if commands is not None:
+            for role in commands.keys() - self._commands.keys():
+                self._presences.add(role)
+                self._sound.add(role)  # its failure is no reason to end the others
+            for role in self._commands.keys() - commands.keys():
+                self._presences.remove(role)
+            self._commands = dict(commands)
+        wanted = None if commands is None else tuple(commands)
+        asked = RestartRequested(fresh=fresh, roles=wanted, start_s=start_s)
+        self._handle(asked)
         while True:
             now = trio.current_time()
-            restarted = supervisor.restarted_since(before, now)
+            restarted = supervisor.restarted_since(before, now, asked, roles)
             if restarted is not None or self._over:
                 return restarted
             with trio.CancelScope(deadline=supervisor.next_late(now)):
@@ -267,8 +289,7 @@ class SupervisedProcesses:
                         self._running[name].process.terminate()
                 case KeepWorker(worker=name, reason=reason):
                     self._log(log.error, "cannot be replaced", name, why=reason)
-                case KillWorker(worker=name):
-                    reason = "it did not end in time"
+                case KillWorker(worker=name, why=reason):
                     self._log(log.warning, "killed", name, why=reason)
                     self._presences.reason(self._supervisor.role_of(name), reason)
                     if name in self._running:

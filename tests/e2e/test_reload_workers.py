@@ -1,0 +1,132 @@
+"""`shapestream reload` while clients go on: workers come, go and are replaced only where they would be something else."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.e2e.admin import port_of
+from tests.e2e.conftest import PATIENCE_S
+from tests.e2e.sorter import ask, model
+
+pytest.importorskip("prometheus_client", reason="the extra [admin] is not installed")
+pytestmark = pytest.mark.e2e
+
+SERVER = "    server: {listen: [ipc://s.sock], admin: 127.0.0.1:0}\n"
+
+
+def yaml(*models: str, workers: str, server: str = SERVER) -> str:
+    """A server with these models, and an admin port."""
+    return server + "    models:\n" + "".join(models) + f"    workers: [{workers}]\n"
+
+
+def group(*models: str, count: int = 1) -> str:
+    """An entry of `workers`."""
+    return f"{{count: {count}, slots: 1, threads: 1, models: [{', '.join(models)}]}}"
+
+
+class Asking:
+    """A client that asks a model without a pause, each answer checked, until the block ends."""
+
+    def __init__(self, served: Any, name: str) -> None:
+        self._client = served.client()
+        self._name = name
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.answered = 0
+        self.problems: list[str] = []
+
+    def __enter__(self) -> Asking:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(PATIENCE_S)
+        self._client.close()
+        assert [] == self.problems
+        assert self.answered
+
+    def _run(self) -> None:
+        while not self._over.is_set() and not self.problems:
+            asked = self.answered % 50
+            try:
+                inputs = {"a": np.array([[asked + 1, asked]], np.float32)}
+                answer = self._client.infer(self._name, inputs, deadline=PATIENCE_S)["y"].tolist()
+            except Exception as error:  # noqa: BLE001 - told by the test
+                self.problems.append(repr(error))
+                return
+            if answer != [[asked, asked + 1.0]]:
+                self.problems.append(f"{answer} for {asked}")
+            self.answered += 1
+
+
+def reload(workplace: Any, served: Any, *options: str, status: int = 0) -> list[str]:
+    """The lines of `shapestream reload`, without the last one."""
+    ran = workplace.invoke("reload", f"127.0.0.1:{port_of(served)}", *options)
+    assert status == ran.exit_code, (ran.stdout, ran.stderr)
+    lines: list[str] = (ran.stdout if status == 0 else ran.stderr).splitlines()
+    return lines[:-1]
+
+
+def test_groups_and_counts_change_and_other_workers_are_left_alone(workplace: Any) -> None:
+    """A model comes with a group, a group grows and shrinks, a model goes with its group: the others notice nothing."""
+    served = workplace.serve(yaml(model("kept"), workers=group("kept")))
+    served.wait_for("workers ready")
+    first = served.workers()["w0"]
+    with Asking(served, "kept"), served.client() as client:
+        workplace.write(
+            yaml(model("new"), model("kept"), workers=f"{group('new', count=2)}, {group('kept')}")
+        )
+        assert ["models added: new", "workers added: w1, w2", "workers left alone: w0"] == reload(
+            workplace, served
+        )
+        assert [1.0, 2.0] == ask(client, "new")
+        workplace.write(yaml(model("new"), model("kept"), workers=f"{group('new')}, {group('kept')}"))
+        assert ["no model changed", "workers removed: w2", "workers left alone: w0, w1"] == reload(
+            workplace, served
+        )
+        assert [1.0, 2.0] == ask(client, "new")
+        workplace.write(yaml(model("kept"), workers=group("kept")))
+        assert ["models removed: new", "workers removed: w1", "workers left alone: w0"] == reload(
+            workplace, served
+        )
+        assert {"w0": first} == served.workers()
+        assert ["no model changed", "workers left alone: w0"] == reload(workplace, served)
+        assert ["no model changed", "workers replaced: w0"] == reload(workplace, served, "--all")
+        assert {"w0": first} != served.workers()
+
+
+def test_a_plan_changes_nothing(workplace: Any) -> None:
+    """It names what would be replaced, with memory and time; a YAML that cannot be used is refused as ever."""
+    served = workplace.serve(yaml(model("m"), workers=group("m")))
+    served.wait_for("workers ready")
+    workers = served.workers()
+    workplace.write(
+        yaml(model("m").replace("calibration_s: 0", "calibration_s: 1"), model("n"), workers=group("m", "n"))
+    )
+    lines = reload(workplace, served, "--dry-run")
+    *told, need = lines
+    assert ["models added: n", "model changed: m (calibration_s)", "workers would be replaced: w0"] == told
+    assert need.startswith("it would take about ")
+    assert need.endswith(" MiB of memory in addition meanwhile")
+    assert workers == served.workers()
+    assert [] == served.events("reload ended")
+    workplace.write("    models: [\n")
+    assert "not YAML" in reload(workplace, served, "--dry-run", status=1)[0]
+
+
+def test_a_worker_that_does_not_come_up_in_time_is_ended_and_the_old_one_stays(workplace: Any) -> None:
+    """`server.reload_s` bounds it, whatever the new process waits for."""
+    served = workplace.serve(yaml(model("m"), workers=group("m")))
+    served.wait_for("workers ready")
+    workers = served.workers()
+    limited = SERVER.replace("}", ", reload_s: 1}")
+    slow = model("m", function="waiting_import:sort")
+    workplace.write(yaml(slow, workers=group("m"), server=limited))
+    with Asking(served, "m"):
+        *_, why = reload(workplace, served, status=1)
+        assert "worker w0 goes on unchanged: it was not ready within 1 s (server.reload_s)" == why
+        assert workers == served.workers()
