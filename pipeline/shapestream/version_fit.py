@@ -60,18 +60,29 @@ def misfit(announced: ModelSignature, version: ModelSignature) -> str | None:
     return next(_misfits(announced, version), None)
 
 
+def other_ports(announced: ModelSignature, version: ModelSignature) -> str | None:
+    """Return why no request of the announced signature fits a version, whatever its sizes are; None where some may."""
+    return next(_port_misfits(announced, version), None)
+
+
+def _port_misfits(announced: ModelSignature, version: ModelSignature) -> Iterator[str]:
+    """Yield ports that only one of the two has, and those with another type, rank or rule."""
+    yield from _name_misfits(announced, version)
+    theirs = {port.name: port for port in version.inputs}
+    for port in announced.inputs:
+        for why in _kind_misfits(port, theirs[port.name]):
+            yield f"input {port.name!r}: {why}"
+    answers = {port.name: port for port in version.outputs}
+    for output in announced.outputs:
+        for why in _kind_misfits(output, answers[output.name]):
+            yield f"output {output.name!r}: {why}"
+        if output.rule != answers[output.name].rule:
+            there = answers[output.name].rule.NAME
+            yield f"output {output.name!r}: its rule is {there}, and clients know {output.rule.NAME}"
+
+
 def _misfits(announced: ModelSignature, version: ModelSignature) -> Iterator[str]:
-    for kind in ("input", "output"):
-        known, there = (
-            [port.name for port in (one.inputs if kind == "input" else one.outputs)]
-            for one in (announced, version)
-        )
-        for name in known:
-            if name not in there:
-                yield f"it has no {kind} {name!r}"
-        for name in there:
-            if name not in known:
-                yield f"its {kind} {name!r} is new"
+    yield from _name_misfits(announced, version)
     theirs = {port.name: port for port in version.inputs}
     for port in announced.inputs:
         there_port = theirs[port.name]
@@ -84,6 +95,20 @@ def _misfits(announced: ModelSignature, version: ModelSignature) -> Iterator[str
     if announced.has_batch != version.has_batch:
         yield f"only one of the two has an axis {BATCH!r} on which requests share calls"
     yield from _size_misfits(announced, version)
+
+
+def _name_misfits(announced: ModelSignature, version: ModelSignature) -> Iterator[str]:
+    for kind in ("input", "output"):
+        known, there = (
+            [port.name for port in (one.inputs if kind == "input" else one.outputs)]
+            for one in (announced, version)
+        )
+        for name in known:
+            if name not in there:
+                yield f"it has no {kind} {name!r}"
+        for name in there:
+            if name not in known:
+                yield f"its {kind} {name!r} is new"
 
 
 def _input_misfits(known: InputPort, there: InputPort) -> Iterator[str]:

@@ -11,6 +11,8 @@ from tests.e2e.admin import port_of
 from tests.e2e.conftest import PATIENCE_S
 from tests.e2e.sorter import ask, model
 
+import shapestream
+
 pytest.importorskip("prometheus_client", reason="the extra [admin] is not installed")
 pytestmark = pytest.mark.e2e
 
@@ -97,6 +99,56 @@ def test_groups_and_counts_change_and_other_workers_are_left_alone(workplace: An
         assert ["no model changed", "workers left alone: w0"] == reload(workplace, served)
         assert ["no model changed", "workers replaced: w0"] == reload(workplace, served, "--all")
         assert {"w0": first} != served.workers()
+
+
+def test_batching_changes_at_once_and_replaces_nothing(workplace: Any) -> None:
+    """Delays and limits of batches are the server's: no process starts, and requests go on."""
+    served = workplace.serve(yaml(model("m"), workers=group("m")))
+    served.wait_for("workers ready")
+    workers = served.workers()
+    with Asking(served, "m"), served.client() as client:
+        for delay_ms in (3, 5):
+            slower = model("m").replace("trust: true", f"batching: {{max_delay_ms: {delay_ms}}}, trust: true")
+            workplace.write(yaml(slower, workers=group("m")))
+            assert ["model changed: m (batching)", "workers left alone: w0"] == reload(workplace, served)
+            assert [1.0, 2.0] == ask(client, "m")
+    assert workers == served.workers()
+    assert 2 == len(served.events("model changes"))
+
+
+def test_another_signature_is_served_to_those_who_fit_and_told_to_the_others(workplace: Any) -> None:
+    """Wider bounds: clients that know the old ones go on. Another type: they are told, and open the model again."""
+    served = workplace.serve(
+        yaml(model("m"), model("kept"), workers=f"{group('m', count=2)}, {group('kept')}")
+    )
+    served.wait_for("workers ready")
+    with Asking(served, "kept"), served.client() as old:
+        with Asking(served, "m"):
+            workplace.write(
+                yaml(
+                    model("m", n="0..128"),
+                    model("kept"),
+                    workers=f"{group('m', count=2)}, {group('kept')}",
+                )
+            )
+            assert [
+                "model changed: m (inputs)",
+                "workers replaced: w0, w1",
+                "workers left alone: w2",
+            ] == reload(workplace, served)
+        assert [1.0, 2.0] == ask(old, "kept")
+        with served.client() as client:
+            wide = np.arange(100, dtype=np.float32)[None, ::-1]
+            assert np.array_equal(wide[:, ::-1], client.infer("m", {"a": wide}, deadline=PATIENCE_S)["y"])
+            doubles = model("m").replace("f32", "f64")
+            workplace.write(yaml(doubles, model("kept"), workers=f"{group('m', count=2)}, {group('kept')}"))
+            reload(workplace, served)
+            with pytest.raises(shapestream.InvalidRequest, match=r"model 'm' has changed: input 'a'"):
+                client.infer("m", {"a": wide}, deadline=PATIENCE_S)
+        with served.client() as client:
+            assert [1.0, 2.0] == client.infer("m", {"a": np.array([[2.0, 1.0]])}, deadline=PATIENCE_S)["y"][
+                0
+            ].tolist()
 
 
 def test_a_plan_changes_nothing(workplace: Any) -> None:

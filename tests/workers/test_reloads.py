@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shapestream.settings import ModelSettings, Settings, load_settings
+from shapestream.settings import Settings, load_settings
 from shapestream_workers.reload import lines_of
 from shapestream_workers.reloads import Changes, Reload, ReloadState, changes_between
 from shapestream_workers.supervisor.core import Restarted
@@ -35,10 +35,9 @@ def compare(
     now: Settings,
     *,
     files: set[str] | None = None,
-    served: dict[str, ModelSettings] | None = None,
 ) -> Changes:
-    """By default of a server that has served nothing yet."""
-    return changes_between(before, now, files=files or set(), started=before, served=(served or {}).get)
+    """Of a server that was started with the first one."""
+    return changes_between(before, now, files=files or set(), started=before)
 
 
 def test_the_same_yaml_changes_nothing(tmp_path: Path) -> None:
@@ -50,14 +49,12 @@ def test_the_same_yaml_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_models_are_named_with_the_keys_that_changed(tmp_path: Path) -> None:
-    """And with their files; how a server batches is changed only for what it has not served."""
+    """And with their files."""
     before = settings(tmp_path, model("a"), model("b"), model("gone"))
     now = settings(tmp_path, model("a"), model("b", "    batching: {max_delay_ms: 3}\n"), model("new"))
     changed = {"a": ["files"], "b": ["batching"]}
     expected = Changes(added=["new"], removed=["gone"], changed=changed, need_restart=[])
     assert expected == compare(before, now, files={"a", "new"})
-    served = compare(before, now, served=before.models_by_name)
-    assert ["models[b].batching"] == served.need_restart
 
 
 def test_what_the_servers_own_process_reads_needs_a_restart(tmp_path: Path) -> None:

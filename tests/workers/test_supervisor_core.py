@@ -478,6 +478,16 @@ def test_a_restart_tries_again_where_a_replacement_had_failed() -> None:
     assert [StartWorker(worker="a+2", attempt=0, role="a")] == supervisor.handle(RestartRequested(), 61.0)
 
 
+def test_what_a_process_read_before_a_restart_does_not_give_it_up() -> None:
+    """It ends because of a configuration that was replaced meanwhile; its next start reads the new one."""
+    supervisor = started("a", "b")
+    supervisor.handle(RestartRequested(), 1.0)
+    assert [] == crash(supervisor, 2.0, status=3)
+    assert [StartWorker(worker="a", attempt=1, role="a")] == supervisor.handle(WakeupDue(), 3.0)
+    (given_up,) = crash(supervisor, 4.0, status=3)
+    assert isinstance(given_up, GiveUp)
+
+
 def test_roles_come_at_once_and_go_when_the_others_serve() -> None:
     """A role that was removed serves until the new one is ready; what is not named is left alone."""
     supervisor = serving("a", "b")

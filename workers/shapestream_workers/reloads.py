@@ -147,12 +147,10 @@ def changes_between(
     *,
     files: set[str],
     started: Settings,
-    served: Callable[[str], ModelSettings | None],
 ) -> Changes:
     """Compare the settings that were read last with those that are read now.
 
     `files`: names of models whose files have changed. `started`: the settings that the server was started with.
-    `served`: returns the settings by which the server batches a model, or None for one that it has not served yet.
     """
     old, new = before.models_by_name, now.models_by_name
     changed: dict[str, list[str]] = {}
@@ -169,14 +167,12 @@ def changes_between(
         keys = [*_changed_keys(old[name], new[name]), *(["files"] if name in files else [])]
         if keys:
             changed[name] = keys
-    for name, model in sorted(new.items()):
-        used = served(name)
-        if used is not None and used.batching != model.batching:
-            need_restart.append(f"models[{name}].batching")
     if now.worker_groups and not started.worker_groups:
         need_restart.append("workers")
     if not started.worker_groups:  # only this process, or workers that dial in, have models
-        other = {name for name, keys in changed.items() if not {*keys} <= {*ROUTING}}  # shares have changed at once
+        other = {
+            name for name, keys in changed.items() if not {*keys} <= {*ROUTING}
+        }  # shares have changed at once
         need_restart += [f"models[{name}]" for name in sorted((old.keys() ^ new.keys()) | other)]
         return replace(NO_CHANGES, need_restart=need_restart)
     return Changes(
@@ -188,8 +184,12 @@ def changes_between(
 
 
 def _as_read(server: ServerSettings) -> ServerSettings:
-    """Return the settings without those that a command line may replace, and those that new processes follow."""
-    return server.model_copy(update={"record_trace": None, "reload_s": None, "http": None, "grpc": None})
+    """Return the settings without those that a command line may replace, and those that a reload changes."""
+    unread: dict[str, Any] = {"record_trace": None, "reload_s": None, "http": None, "grpc": None}
+    if server.security is not None:
+        listed = dict.fromkeys(("clients", "admins", "gateways", "workers"), ())
+        unread["security"] = server.security.model_copy(update=listed)
+    return server.model_copy(update=unread)
 
 
 def _changed_keys(old: ServerSettings | ModelSettings, new: ServerSettings | ModelSettings) -> list[str]:
@@ -221,14 +221,14 @@ class Reloads:
         workers: Callable[[], SupervisedProcesses | None],
         gateways: SupervisedProcesses | None,
         gateway_ports: GatewayPorts | None,
-        expect: Callable[[Settings, frozenset[str]], None],
+        expect: Callable[[Settings, frozenset[str], frozenset[str]], None],
         settled: Callable[[Restarted], None],
     ) -> None:
         """`digests`: of the models' files; `own_digests`: of those that this process itself serves.
 
         `roles`: of the workers. `workers` returns their processes, or None without any. `gateways`: the processes that speak
         HTTP, if there are any. `expect` is called before the workers read new settings, with the names of the models that
-        workers served before, and `settled` when each was replaced or cannot be.
+        workers served before, and of the roles that are replaced; `settled` when each was replaced or cannot be.
         """
         self._loaded = loaded
         self._server = server
@@ -285,13 +285,12 @@ class Reloads:
         If the YAML cannot be used, only keys change.
         """
         is_plan = reload.asked is ReloadRequest.NOTHING
-        if not is_plan:
-            self._read_keys(reload)
         try:
             # In a thread: large files take a while, and a slow disk must not hold the event loop.
             fresh = await trio.to_thread.run_sync(self._read_files, abandon_on_cancel=True)
         except ConfigurationError as error:
             if not is_plan:
+                self._read_keys(reload, self._loaded)
                 log.error("configuration is not changed", why=error.problems, what="no worker is restarted")
             reload.why += error.problems
             self._end(reload, ReloadState.REFUSED)
@@ -306,19 +305,19 @@ class Reloads:
         if reload.asked is ReloadRequest.NOTHING:
             self._plan(reload, fresh, workers)
             return None
+        same_keys = _as_read(settings.server).security == _as_read(self._loaded.settings.server).security
+        self._read_keys(reload, fresh.loaded if same_keys else self._loaded)
         self._present, self._digests = settings, fresh.digests
         self._server.serve_files(fresh.digests)
         self._server.change_versions(settings.versions)
-        old_chains = self._server.change_chains([chain.spec() for chain in settings.chains])
-        need_restart = [*reload.changes.need_restart, *(f"chains[{name}]" for name in old_chains)]
-        reload.changes = replace(reload.changes, need_restart=need_restart)
+        self._server.change_chains([chain.spec() for chain in settings.chains])
         self._server.change_logging(settings.logging.level, settings.logging.format)
         if workers is not None:
             before = self._roles.models
             changed = self._roles.follow(fresh.roles, self._doubtful)
             fresh.replaced = frozenset(self._roles.by_name) if reload.asked is ReloadRequest.ALL else changed
             self._doubtful |= fresh.replaced  # until they are replaced
-            self._expect(settings, before)
+            self._expect(settings, before, fresh.replaced)
             log.info("configuration is read again", models=[model.name for model in settings.models])
             log.info("workers are restarted", how="one after the other", workers=sorted(fresh.replaced))
         else:
@@ -342,7 +341,6 @@ class Reloads:
             fresh.loaded.settings,
             files={name for name in digests if digests[name] != self._digests.get(name)},
             started=self._loaded.settings,
-            served=self._server.settings_of,
         )
 
     def _plan(self, reload: Reload, fresh: _Fresh, workers: SupervisedProcesses | None) -> None:
@@ -369,10 +367,10 @@ class Reloads:
             if known.restarts != self._restarts.get(name, 0):
                 self._doubtful.add(name)
 
-    def _read_keys(self, reload: Reload) -> None:
-        """Let in the keys that the files list now. If the files cannot be used, the keys stay as they were."""
+    def _read_keys(self, reload: Reload, loaded: LoadedSettings) -> None:
+        """Let in the keys that a YAML and its files list now. If the files cannot be used, the keys stay as they were."""
         try:
-            security = server_security(self._loaded)
+            security = server_security(loaded)
         except ConfigurationError as error:
             log.error("keys are not changed", why=error.problems)
             reload.why += error.problems

@@ -14,15 +14,9 @@ from itertools import count
 from typing import TypeAlias
 
 from shapestream.loading.sources import Sources
-from shapestream.settings import LoadedSettings, ModelSettings, Settings
-from shapestream.settings.model_settings import BatchingSettings
-from shapestream.settings.version_settings import ROUTING
+from shapestream.settings import LoadedSettings, Settings
+from shapestream.settings.readers import for_a_process
 from shapestream_engine.machine import divide_cpus
-
-OF_THE_SERVER = ("audit", *ROUTING)
-"""Keys of a model that only the server reads."""
-OF_THE_SCHEDULER = ("max_delay_ms", "max_padding_ratio", "max_batch_bytes", "hang_after_s")
-"""Keys of a model's `batching` that only the server reads."""
 
 Made: TypeAlias = tuple[object, ...]
 """What a process is made of; equal where a new process would be the same."""
@@ -69,13 +63,6 @@ def roles_of(settings: Settings, cpus: int, sources: Mapping[str, Sources | None
                 models=frozenset(model.name for model in models),
                 made_of=None if None in found else made,
             )
-
-
-def for_a_process(model: ModelSettings) -> ModelSettings:
-    """Return the settings without those that only the server reads."""
-    unread = {key: BatchingSettings.model_fields[key].default for key in OF_THE_SCHEDULER}
-    kept = {key: ModelSettings.model_fields[key].default for key in OF_THE_SERVER}
-    return model.model_copy(update={**kept, "batching": model.batching.model_copy(update=unread)})
 
 
 class Roles:

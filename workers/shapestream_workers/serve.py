@@ -284,7 +284,9 @@ class _Serving:
         if not server.worker_addresses or not self._loaded.settings.worker_groups:
             return
         roles, settings = self._roles, self._loaded.settings.server
-        spare = canaries(self._loaded.settings.versions)  # the others have a version of what such a worker serves
+        spare = canaries(
+            self._loaded.settings.versions
+        )  # the others have a version of what such a worker serves
         self._sound, self._known_roles = set(roles.by_name), frozenset(roles.by_name)
         self._workers = SupervisedProcesses(
             roles.commands(self._loaded, server.worker_addresses[0]),
@@ -295,6 +297,7 @@ class _Serving:
             ),
             given_up=self._given_up,
             revived=self._revived,
+            finished=server.worker_finished,
         )
         server.own_processes(self._workers, roles.groups)
         async with trio.open_nursery() as nursery:
@@ -370,16 +373,20 @@ class _Serving:
         if self._gateway_ports is not None:
             self._gateway_ports.close()
 
-    def _expect(self, settings: Settings, before: frozenset[str]) -> None:
-        """Tell the server which models its workers serve from now on, and which of those `before` they serve no more."""
+    def _expect(self, settings: Settings, before: frozenset[str], replaced: frozenset[str]) -> None:
+        """Tell the server which models its workers serve from now on, and which of those `before` they serve no more.
+
+        Those of `replaced` roles may come with another signature.
+        """
         roles = self._roles.by_name
         self._server.groups_changed(self._roles.groups)
         self._sound = {name for name in roles if name in self._sound or name not in self._known_roles}
         self._known_roles = frozenset(roles)
         now = frozenset[str]().union(*[role.models for role in roles.values()])
         models = settings.models_by_name
+        may_change = frozenset[str]().union(*[roles[name].models for name in replaced])
         for name in sorted(now):
-            self._server.model_expected(name, models[name])
+            self._server.model_expected(name, models[name], may_change=name in may_change)
         for name in sorted(before - now):
             self._server.model_withdrawn(name, "the reloaded configuration gives it to no worker")
 

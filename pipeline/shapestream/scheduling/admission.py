@@ -67,6 +67,11 @@ class Admission:
         self._known: dict[str, _KnownTerms] = {}
         """By model: where many equal requests are refused, their terms would take half of the time."""
 
+    def forget_model(self, model: str) -> None:
+        """Forget the terms of a model that is gone."""
+        self._known.pop(model, None)
+        self._deadlines.forget_model(model)
+
     def consider(self, arrival: Arrival, queue: ModelQueue | None, now: float) -> Terms | Refusal:
         """Return the costs of a request for the model of `queue`, or the reason to refuse it.
 

@@ -170,7 +170,8 @@ class Batch:
         self.slot = slot
         """Its `Slot`. (slots.py imports this file.)"""
         self.queue = queue
-        self.model = queue.name
+        self.model = queue.profile.name
+        """The model's name, which its other generations have, too."""
         self.members = members
         """The scheduler's requests. An audit has none."""
         self.arrivals: Sequence[Submitted] = [request.arrival for request in members]

@@ -235,13 +235,30 @@ class CostModel(dict[str, ModelCosts]):
         """By slot: its worker, the tables that it brought, its models, which may be added later, and whether it is wide."""
         self._versions = count(1)
 
-    def add_model(self, profile: ModelProfile) -> ModelCosts:
-        """Add a model; slots that serve it may have joined before."""
-        model = self[profile.name] = ModelCosts(profile, self._known, self._versions)
-        for slot, (worker, costs, models, wide) in self._joined.items():
-            if profile.name in models:
-                model.join(slot, worker, costs.get(profile.name), wide=wide)
+    def add_model(self, profile: ModelProfile, like: str | None = None) -> ModelCosts:
+        """Add a model; slots that serve it may have joined before. Those of `like`, and what it has learned, are its own."""
+        key, known = profile.key, self._known
+        if like is not None and like in self:
+            classes = self[like].worker_classes.values()
+            learned = [found for one in classes if (found := one.learned(0.0)) is not None]
+            known = {**known, **{one.table: one for one in learned}}
+        model = self[key] = ModelCosts(profile, known, self._versions)
+        for slot, (worker, costs, models, wide) in [*self._joined.items()]:
+            if like in models:
+                models |= {key}
+                costs = {**costs, key: costs[like]} if like in costs else costs
+                self._joined[slot] = worker, costs, models, wide
+            if key in models:
+                model.join(slot, worker, costs.get(key), wide=wide)
         return model
+
+    def remove_model(self, key: str) -> None:
+        """Forget a model, and which slots serve it."""
+        del self[key]
+        for slot, (worker, costs, models, wide) in [*self._joined.items()]:
+            if key in models:
+                left = {name: table for name, table in costs.items() if name != key}
+                self._joined[slot] = worker, left, models - {key}, wide
 
     def take_in(self, model: str, table: CostTable) -> None:
         """Add a worker's table of a model before its slots join; unknown models are ignored."""

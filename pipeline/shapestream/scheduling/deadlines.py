@@ -72,6 +72,10 @@ class Deadlines(LazyHeap):
 
     # ------------------------------------------------------------ on arrival
 
+    def forget_model(self, model: str) -> None:
+        """Forget a model that is gone."""
+        self._refused_at.pop(model, None)
+
     def consider(
         self,
         arrival: Arrival,

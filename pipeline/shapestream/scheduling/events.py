@@ -34,6 +34,8 @@ class ModelProfile:
     """The facts of a model that decisions depend on."""
 
     name: str
+    generation: int = 1
+    """Number of the model among those that have had its name; a reload may make another one."""
     dimensions: tuple[str, ...]
     """Its dynamic dimensions, `batch` first where it has a batch axis."""
     has_batch: bool
@@ -80,6 +82,11 @@ class ModelProfile:
                 f"model {self.name!r} is not idempotent, so its requests run alone: max_batch must be 1"
             )
 
+    @property
+    def key(self) -> str:
+        """The name that events use: two generations of a model may have requests at the same time."""
+        return self.name if self.generation == 1 else f"{self.name}~{self.generation}"
+
     def shape_of_tensors(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         """Return the sizes of a call with 1 in place of mean bytes: a device that met them knows the call's tensors."""
         if not self.strings:
@@ -104,6 +111,15 @@ class ModelAdded:
     """A model can be asked for from now on."""
 
     model: ModelProfile
+    like: str | None = None
+    """The model whose slots and costs it shares, since only decisions about its batches differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRemoved:
+    """A model is asked for no more, and has no request and no batch. Nothing is kept of it."""
+
+    model: str
 
 
 @value
@@ -288,6 +304,7 @@ class TimePassed:
 
 Event: TypeAlias = (
     ModelAdded
+    | ModelRemoved
     | ModelUnavailable
     | RequestsArrived
     | RequestCancelled

@@ -404,6 +404,12 @@ class FairShares(Generic[FlowT]):
             if known.unfinished
         }
 
+    def forget_model(self, model: str) -> None:
+        """Forget the accounts of a model that is gone. None of its flows holds a request."""
+        for client in self._clients.values():
+            client.flows.pop(model, None)
+        self.room.forget_model(model)
+
     def _forget(self) -> None:
         """Forget clients without requests that owe nothing."""
         gone = [
@@ -581,6 +587,17 @@ class GroupRoom:
         whole.nbytes -= nbytes
         if not self.requests:
             whole.waiting -= 1
+
+    def forget_model(self, model: str) -> None:
+        """Forget who asked a model that is gone."""
+        for asked in (self._asked, self._asked_before):
+            for models in asked.values():
+                models.discard(model)
+        self._count_sharing()
+
+    def end(self) -> None:
+        """End a group whose last model is gone."""
+        self.whole.groups -= 1
 
     def absorb(self, other: GroupRoom) -> None:
         """Merge another group into this one."""

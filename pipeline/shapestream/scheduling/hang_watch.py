@@ -61,11 +61,16 @@ class HangWatch:
         self.next_look = inf
         """When `look` is wanted. Ended batches stay listed, so a look may find nothing."""
 
+    def forget_model(self, model: str) -> None:
+        """Forget the times of a model that is gone."""
+        for busy in self._busy:
+            busy.pop(model, None)
+
     def observe(self, batch: Batch, busy_s: float) -> None:
         """Learn from the time that a batch took."""
         if self.limits is None:
             return
-        model, busy = batch.model, self._busy[batch.slot.wide]
+        model, busy = batch.queue.name, self._busy[batch.slot.wide]
         times = busy.get(model)
         if times is None:
             times = busy[model] = _BusyTimes(measured=batch.predicted_s is not None)
@@ -90,7 +95,7 @@ class HangWatch:
         if own_s is not None:
             return own_s
         first_s = self.limits.first_call_s
-        times = self._busy[batch.slot.wide].get(batch.model)
+        times = self._busy[batch.slot.wide].get(batch.queue.name)
         p99_s = 0.0 if times is None or times.count < ENOUGH else times.p99_s
         predicted_s = batch.predicted_s
         if predicted_s is None and (times is None or times.count < ENOUGH):

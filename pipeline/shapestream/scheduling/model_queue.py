@@ -126,7 +126,7 @@ class ModelQueue:
     def __init__(self, profile: ModelProfile, costs: ModelCosts, room: QueueRoom) -> None:
         """`room`: of all models."""
         self.profile = profile
-        self.name = profile.name
+        self.name = profile.key
         self.costs = costs
         """The costs of its batches."""
         self.has_batch = profile.has_batch
@@ -237,6 +237,13 @@ class ModelQueue:
         self.sharing.extend(other.sharing)
         for queue in other.sharing:
             queue.shares, queue.sharing = self.shares, self.sharing
+
+    def end(self) -> None:
+        """Leave the shares and what they know of this model. It has no request."""
+        self.shares.forget_model(self.name)
+        self.sharing.remove(self)
+        if not self.sharing:
+            self.shares.room.end()
 
     def add(self, request: Request, place: float) -> None:
         """Queue a new request, which `FairShares.stamp` has counted, and given this place in its flow."""

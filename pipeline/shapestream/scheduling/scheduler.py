@@ -60,6 +60,7 @@ from shapestream.scheduling.events import (
     LoneRunKnown,
     ModelAdded,
     ModelProfile,
+    ModelRemoved,
     ModelRunsAlone,
     ModelUnavailable,
     RequestCancelled,
@@ -249,7 +250,7 @@ class Scheduler:
         self._admission.draining = draining or isinstance(event, DrainStarted)
         for known in models:
             self._add_model(known.profile)
-            queue = self._queues[known.profile.name]
+            queue = self._queues[known.name]
             queue.alone, queue.unavailable = known.alone, known.unavailable
         self._note_model(event)
         message = "the server lost track of its requests, and ended all of them; see its log"
@@ -267,7 +268,7 @@ class Scheduler:
         """Take in what an event says of a model and of no request."""
         match event:
             case ModelAdded():
-                self._add_model(event.model)
+                self._add_model(event.model, event.like)
             case ModelUnavailable() if event.model in self._queues:
                 self._queues[event.model].unavailable = event.message
             case ModelRunsAlone():
@@ -317,6 +318,8 @@ class Scheduler:
                 self._note_model(event)
             case ModelUnavailable():
                 self._model_unavailable(event, now, actions)
+            case ModelRemoved():
+                self._remove_model(event.model)
             case DrainStarted():
                 self._admission.draining = True
             case AuditWanted():
@@ -379,7 +382,7 @@ class Scheduler:
         """Return the queues of the `MOST_QUEUES` models with the most waiting requests, by size."""
         queues = [queue for queue in self._queues.waiting if queue.waiting]
         longest = nlargest(MOST_QUEUES, queues, key=lambda queue: queue.waiting)
-        return {queue.name: queue.sizes_waiting() for queue in longest}
+        return {queue.profile.name: queue.sizes_waiting() for queue in longest}
 
     def standing(self, slot: int) -> str:
         """Return the state of a slot, as `Slot.standing`; "gone" for an unknown one."""
@@ -393,15 +396,37 @@ class Scheduler:
 
     # ------------------------------------------------------------ models and slots
 
-    def _add_model(self, profile: ModelProfile) -> None:
-        known = self._queues.get(profile.name)
+    def is_idle(self, model: str) -> bool:
+        """Tell whether a model has no request and no batch. It looks at all of them."""
+        return not any(request.model == model for request in self.requests.values()) and not any(
+            batch.queue.name == model for batch in self.batches.values()
+        )
+
+    def _add_model(self, profile: ModelProfile, like: str | None = None) -> None:
+        known = self._queues.get(profile.key)
         if known is None:
-            queue = self._queues[profile.name] = ModelQueue(
-                profile, self._costs.add_model(profile), self._admission.room
+            queue = self._queues[profile.key] = ModelQueue(
+                profile, self._costs.add_model(profile, like), self._admission.room
             )
-            self._slots.add_model(queue)
+            self._slots.add_model(queue, like)
         elif known.profile != profile:
             raise ContractError(f"model {profile.name!r} is here already, with another profile")
+
+    def _remove_model(self, model: str) -> None:
+        """Forget a model, and all that was learned of it. Unknown models are ignored."""
+        queue = self._queues.get(model)
+        if queue is None:
+            return
+        if not self.is_idle(model):
+            raise ContractError(f"model {model!r} has requests")
+        del self._queues[model]
+        self._queues.waiting.pop(queue, None)
+        queue.end()
+        self._costs.remove_model(model)
+        self._slots.remove_model(model)
+        self._admission.forget_model(model)
+        self._watch.forget_model(model)
+        self._wide.forget_model(model)
 
     def _slots_joined(self, events: Sequence[SlotJoined], actions: list[Action]) -> None:
         first_of: dict[str, Slot] = {}

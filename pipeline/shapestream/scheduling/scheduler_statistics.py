@@ -6,7 +6,7 @@ Counters of what ran stand in telemetry/counters.py.
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from shapestream.scheduling.batches import BatchState
@@ -88,6 +88,20 @@ def _numbers(statistics: SchedulerStatistics | ModelStatistics) -> dict[str, flo
     return {name: round(value, 6) for name, value in columns.items() if isinstance(value, int | float)}
 
 
+def _together(older: ModelStatistics, newer: ModelStatistics) -> ModelStatistics:
+    """Return the state of two generations of a model, of which the older one is about to go."""
+    return replace(
+        newer,
+        queued=older.queued + newer.queued,
+        queued_s=older.queued_s + newer.queued_s,
+        queued_s_per_slot=max(older.queued_s_per_slot, newer.queued_s_per_slot),
+        oldest_s=max(older.oldest_s, newer.oldest_s),
+        waited_s=older.waited_s + newer.waited_s,
+        predicted_s=older.predicted_s + newer.predicted_s,
+        measured_s=older.measured_s + newer.measured_s,
+    )
+
+
 def statistics_of(ledger: Ledger, queues: Queues, slots: SlotTable, now: float) -> SchedulerStatistics:
     """Return the present state. Wide slots are none of the slots that it counts."""
     admission = ledger.admission
@@ -101,6 +115,23 @@ def statistics_of(ledger: Ledger, queues: Queues, slots: SlotTable, now: float) 
         if (group := id(queue.sharing)) not in per_slot_s:  # one sum for all models that share slots
             per_slot_s[group] = admission.queued_s(queue)
     counted = [slot for slot in slots.slots.values() if not slot.wide]
+    models: dict[str, ModelStatistics] = {}
+    for key, queue in queues.items():
+        own = ModelStatistics(
+            name=queue.profile.name,
+            queued=queue.waiting,
+            queued_s=queue.waiting_s,
+            queued_s_per_slot=per_slot_s.get(id(queue.sharing), 0.0),
+            oldest_s=now - since.get(key, now),
+            waited_s=queue.waits.seconds(now),
+            slots=slots.pools[key].count,
+            free_slots=len(slots.pools[key].free),
+            shapes_seen=queue.costs.shapes,
+            predicted_s=queue.predicted_s,
+            measured_s=queue.measured_s,
+        )
+        older = models.get(own.name)
+        models[own.name] = own if older is None else _together(older, own)
     return SchedulerStatistics(
         queued=admission.room.requests,
         queued_bytes=admission.room.nbytes,
@@ -114,20 +145,5 @@ def statistics_of(ledger: Ledger, queues: Queues, slots: SlotTable, now: float) 
         slots_lost=sum(slot.batch is not None and slot.batch.state is BatchState.STUCK for slot in counted),
         suspects=sum(queue.suspect_count for queue in queues.values()),
         draining=admission.draining,
-        models=tuple(
-            ModelStatistics(
-                name=name,
-                queued=queue.waiting,
-                queued_s=queue.waiting_s,
-                queued_s_per_slot=per_slot_s.get(id(queue.sharing), 0.0),
-                oldest_s=now - since.get(name, now),
-                waited_s=queue.waits.seconds(now),
-                slots=slots.pools[name].count,
-                free_slots=len(slots.pools[name].free),
-                shapes_seen=queue.costs.shapes,
-                predicted_s=queue.predicted_s,
-                measured_s=queue.measured_s,
-            )
-            for name, queue in queues.items()
-        ),
+        models=tuple(models.values()),
     )

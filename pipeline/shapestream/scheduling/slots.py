@@ -558,12 +558,23 @@ class SlotTable:
         for name in sorted(models.intersection(self.pools)):
             self._connect(slot, self.pools[name])
 
-    def add_model(self, queue: ModelQueue) -> None:
-        """Give a model a pool, with the slots that named it before."""
+    def add_model(self, queue: ModelQueue, like: str | None = None) -> None:
+        """Give a model a pool, with the slots that named it before, and with those of `like`."""
         pool = self.pools[queue.name] = SlotPool(queue)
         for slot in self.slots.values():
+            if like in slot.models:
+                slot.models |= {queue.name}
             if queue.name in slot.models and not slot.closing and not slot.wide:
                 self._connect(slot, pool)
+
+    def remove_model(self, key: str) -> None:
+        """Forget a model's pool. No slot runs a batch of it."""
+        pool = self.pools.pop(key)
+        for slot in self.slots.values():
+            slot.models -= {key}
+            slot.paces.pop(key, None)
+            if pool in slot.pools:
+                slot.pools.remove(pool)
 
     def _connect(self, slot: Slot, pool: SlotPool) -> None:
         if slot.pools:

@@ -92,6 +92,10 @@ class WideSlots:
         self._alone: dict[int, int] = {}
         """By slot, the request that began there with nothing beside it."""
 
+    def forget_model(self, model: str) -> None:
+        """Forget the lone runs of a model that is gone."""
+        self._runs.pop(model, None)
+
     def passed(self, seconds: float, arrived: int) -> None:
         """Note the time since the last event, and how many requests have arrived now. Asked before these change anything."""
         if self._slots.batches:
@@ -131,7 +135,7 @@ class WideSlots:
         if began_alone is None or not predicted_s or self._slots.newest != batch.id:
             return
         if [began_alone] == [member.id for member in batch.members]:
-            self._runs[batch.model].took(busy_s, predicted_s, wide=slot.wide)
+            self._runs[batch.queue.name].took(busy_s, predicted_s, wide=slot.wide)
 
     def forget(self, slot: int) -> None:
         """Forget a slot that has left."""

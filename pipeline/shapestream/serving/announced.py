@@ -54,7 +54,7 @@ class Announced:
         """The misfits that the log has told."""
 
     def fit(self, model: str, signature: ModelSignature, *, idempotent: bool) -> None:
-        """Note the signature of a version, which never changes."""
+        """Note the signature of a version. It changes only with a generation of that (`forget`)."""
         known = self._fits.get(model)
         if known is None:
             why = misfit(self.signature, signature)
@@ -70,6 +70,11 @@ class Announced:
                 why=known,
                 advice="it is served to those who name it",
             )
+
+    def forget(self, model: str) -> None:
+        """Forget the signature of a version, which has another one now."""
+        self._fits.pop(model, None)
+        self._told.discard(model)
 
     def takes(self, model: str) -> bool:
         """Tell whether requests of this signature fit a version, as far as it has come."""

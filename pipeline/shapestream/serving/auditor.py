@@ -78,10 +78,12 @@ class Auditor:
                 async with self.turn:
                     await self._audit(sample)
             except Exception:  # a defect of an observer must not end the server
-                log.exception("audit failed", model=sample.record.model)
+                log.exception("audit failed", model=sample.record.served.name)
 
     async def _audit(self, sample: AuditSample) -> None:
-        state = self._book.states[sample.record.model]
+        state = self._book.states.get(sample.record.model)
+        if state is None:
+            return  # its model is gone
         if state.varies or state.stopped:
             return
         run = await self._run(sample, sample.record)
@@ -98,12 +100,12 @@ class Auditor:
             if not unlike.within:
                 state.varies = True
                 why = f"alone, the same request gave two answers that differ in output {varying!r}"
-                log.warning("audit ends", model=sample.record.model, why=why)
+                log.warning("audit ends", model=sample.record.served.name, why=why)
                 return
             is_rounding = await self.is_rounding(sample, alone)
             if is_rounding is None:
                 return
-        if self._book.states[sample.record.model] is not state:
+        if self._book.states.get(sample.record.model) is not state:
             return  # the model's files have changed meanwhile
         if is_rounding:
             self._unjudged(state, output)
@@ -138,7 +140,7 @@ class Auditor:
     async def is_rounding(self, sample: AuditSample, alone: Tensors) -> bool | None:
         """Tell whether rounding explains a difference; None where other work interrupts each run."""
         record, signature = sample.record, sample.record.served.signature
-        tolerances = sample.slot.worker.tolerances[record.model]
+        tolerances = sample.slot.worker.tolerances[record.served.name]
         names = [port.name for port in signature.outputs]
         known = [tolerances.get(name) for name in names]
         before = arrays_of(alone)
@@ -179,18 +181,18 @@ class Auditor:
             "sizes": list(record.shape.sizes),
             "call": list(sample.call),
             "requests": sample.requests,
-            "request_digest": digest_of(record.model, record.tensors).hex(),
-            "model_digest": sample.slot.worker.digests.get(record.model),
+            "request_digest": digest_of(record.served.name, record.tensors).hex(),
+            "model_digest": sample.slot.worker.digests.get(record.served.name),
             "slot": sample.slot.label,
         }
         before, state.mismatched_at = state.mismatched_at, state.audited
         state.mismatches += 1
         state.findings.append({"at": round(time.time(), 3), **finding})
         if before is None or state.audited - before >= WITHIN:
-            log.warning("audit mismatch", model=record.model, **finding)
+            log.warning("audit mismatch", model=record.served.name, **finding)
             return
         advice = "each request runs alone now; see docs/safety.md, then shapestream audit --acknowledge"
-        log.error("batching stopped", model=record.model, advice=advice, **finding)
+        log.error("batching stopped", model=record.served.name, advice=advice, **finding)
         state.stopped = True
         self._dispatcher.run_alone(record.model, True, trio.current_time())
         if self._folder is not None:
@@ -203,13 +205,15 @@ class Auditor:
 
     def acknowledge(self, name: str) -> None:
         """Let the requests of a stopped model share calls again. Does nothing for other models."""
-        state = self._book.states.get(name)
-        if state is None or not state.stopped:
+        state = next(
+            (one for one in self._book.states.values() if one.model.name == name and one.stopped), None
+        )
+        if state is None:
             return
         log.warning("batching goes on", model=name, why="acknowledged")
         state.stopped, state.mismatched_at = False, None
         state.findings.clear()
-        self._dispatcher.run_alone(name, False, trio.current_time())
+        self._dispatcher.run_alone(state.model.key, False, trio.current_time())
         if self._book.kept.pop(state.key, None) is not None and self._folder is not None:
             with suppress(OSError):  # on a disk that is read-only now, the next server stops it again
                 (self._folder / f"{state.key}{SUFFIX}").unlink(missing_ok=True)

@@ -129,13 +129,20 @@ class AuditBook:
         """Start the audits of a model; start again if its files have changed."""
         share = model.settings.effective_audit if model.profile.idempotent else 0.0
         key = key_of(model, self._models.digests.get(model.name))
-        state = self.states[model.name] = ModelAudit(model=model, key=key, share=share)
+        state = self.states[model.key] = ModelAudit(model=model, key=key, share=share)
         if key in self.kept:
             state.stopped = True
             state.findings.extend(self.kept[key])
         if share:
             state.after = self._gap(share)
         return state
+
+    def forget(self, model: ServedModel) -> None:
+        """Forget the audits of a model that is gone, and the samples that wait."""
+        self.states.pop(model.key, None)
+        for sample in [sample for sample in self._samples if sample.record.model == model.key]:
+            self._samples.remove(sample)
+            self._nbytes -= sample.nbytes
 
     def renewed(self, state: ModelAudit) -> ModelAudit:
         """Return the state of a model; a new one if its files have changed."""
@@ -168,8 +175,9 @@ class AuditBook:
         worker = end.slot.worker
         if answer is None or record.shape.answer is not None or state.varies or state.stopped:
             return
-        served = self._models.digests.get(record.model)
-        if not worker.tolerances.get(record.model) or served not in (None, worker.digests.get(record.model)):
+        name = record.served.name
+        served = self._models.digests.get(name)
+        if not worker.tolerances.get(name) or served not in (None, worker.digests.get(name)):
             return  # nothing can be compared, or the worker's files are no longer served
         nbytes = record.nbytes + sum([memoryview(buffer).nbytes for buffer in answer.buffers])
         if nbytes > MOST_BYTES:
@@ -209,7 +217,11 @@ class AuditBook:
         kept = Counter(
             sample.record.model for sample in (*self._samples, self._running) if sample is not None
         )
-        return {name: state.to_dict() | {"waiting": kept[name]} for name, state in self.states.items()}
+        return {
+            state.model.name: state.to_dict() | {"waiting": kept[key]}
+            for key, state in self.states.items()
+            if state.model.successor is None
+        }
 
 
 def key_of(model: ServedModel, digest: str | None) -> str:

@@ -8,7 +8,7 @@ of requests: `SLICE` of them are made at a time, each chain's request in turn, s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from shapestream.chains.run import ChainRun, StageRequest
 from shapestream.errors import Cancelled, DeadlineExceeded, Draining, InvalidRequest, TooLarge, Unavailable
 from shapestream.scheduling.batches import Batch
 from shapestream.serving.announced import Announced, Routed, drawn_by, routed_tensors
-from shapestream.serving.served_models import ServedModels
+from shapestream.serving.served_models import ServedModel, ServedModels
 from shapestream.serving.sessions import RequestRecord
 from shapestream.version_fit import Fit
 from shapestream.versions import versioned
@@ -55,6 +55,8 @@ class ChainRequest:
     """The slot that answered last."""
     critical: dict[str, Part] = field(default_factory=dict)
     """By stage, the request that ended last."""
+    parts: Mapping[str, ServedModel] = field(default_factory=dict)
+    """The models of its chain when it began, by name: it ends with those."""
     drawn: dict[str, tuple[str, Fit]] = field(default_factory=dict)
     """By a name with versions, the one that all its stages' requests get."""
 
@@ -112,7 +114,9 @@ class ChainDesk:
         chain = record.served.chain
         assert chain is not None
         run = ChainRun(chain, record.tensors, record.deadline)
-        request = self.requests[record.id] = self._by_run[run] = ChainRequest(record, run)
+        request = self.requests[record.id] = self._by_run[run] = ChainRequest(
+            record, run, parts=record.served.parts
+        )
         if run.is_over:
             self._carry_out(request, now)
             return
@@ -246,7 +250,8 @@ class ChainDesk:
         if (why := self.models.unavailable.get(name)) is not None:
             run.fail(Unavailable.code, why)
             return None
-        model = self.models.by_name[name]
+        parts = request.parts
+        model = parts[name].latest() if name in parts else self.models.by_name[name]
         try:
             shape = model.resolve(tensors.layout)
             group = model.group_of(shape, tensors) if model.has_alike else None
@@ -283,10 +288,17 @@ class ChainDesk:
 
     def _model_of(self, request: ChainRequest, name: str) -> str:
         """Return the model whose price a later stage has: the version that is drawn, or the one with the rest."""
-        if (announced := self._announced(name)) is None:
-            return name
-        drawn = request.drawn.get(name)
-        return versioned(name, announced.versions.rest) if drawn is None else drawn[0]
+        if (announced := self._announced(name)) is not None:
+            drawn = request.drawn.get(name)
+            name = versioned(name, announced.versions.rest) if drawn is None else drawn[0]
+        model = request.parts.get(name) or self.models.by_name.get(name)
+        return name if model is None else model.latest().key
+
+    def may_ask(self, model: ServedModel) -> bool:
+        """Tell whether a request of a chain may still ask this generation of a model."""
+        return any(
+            part.latest() is model for request in self.requests.values() for part in request.parts.values()
+        )
 
 
 def part_of(part: StageRequest, number: int) -> Part:

@@ -368,7 +368,7 @@ class ClientPort:
         return RequestRecord(
             id=next(self._ids),
             client=session.number if caller is None else caller.number,
-            model=model.name,
+            model=model.key,
             sizes=queued_sizes(shape),
             nbytes=shape.total_nbytes,
             deadline=None if remaining_ms is None else self._deadline(session, remaining_ms, now),
@@ -394,10 +394,14 @@ class ClientPort:
         """
         try:
             model = self._models.by_number[entry.model]
-        except IndexError:
+        except KeyError:
             text = f"no model has the number {entry.model} here; open a model by its name first"
             raise InvalidRequest(text) from None
         tensors, routed = entry.tensors, None
+        if model.successor is not None:
+            model, fit = model.present()
+            routed = Routed(entry.model, tensors.layout, fit)
+            tensors = routed_tensors(tensors, fit)
         if model.announced is not None:
             model, tensors, routed = self._routed(peer, session, entry, model.announced)
         try:

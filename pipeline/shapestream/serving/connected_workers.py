@@ -118,6 +118,7 @@ class ConnectedWorkers:
             self.slots[peer] = slot
             if worker.has_greeted and worker.state is WorkerState.GREETING:
                 worker.change("serve", now)
+                self._availability.promote(worker, now)
                 self._dispatcher.worker_joined(worker, now)
                 self._availability.workers_changed(now)
             return
@@ -278,14 +279,24 @@ class Availability:
     """Tells the dispatcher and the clients' port when a model comes, becomes unavailable, and is available again."""
 
     def __init__(
-        self, models: ServedModels, dispatcher: Dispatcher, clients: ClientPort, *, workers_may_come: bool
+        self,
+        models: ServedModels,
+        dispatcher: Dispatcher,
+        clients: ClientPort,
+        *,
+        workers_may_come: bool,
+        forget_after_s: float,
     ) -> None:
+        """`forget_after_s`: seconds for which a removed model is remembered, so that clients are told why it is gone."""
         self._models = models
         self._dispatcher = dispatcher
         self._clients = clients
         self._workers_may_come = workers_may_come
         self._given_up: dict[str, str] = {}
         """Reasons by name of model; at most one for each model of the configuration."""
+        self._forget_after_s = forget_after_s
+        self._left_at: dict[str, float] = {}
+        """When it was first seen that a name was removed from the configuration."""
 
     def models_added(self, models: Iterable[ServedModel], now: float) -> None:
         """Admit requests for these models, which no worker has brought before."""
@@ -295,9 +306,59 @@ class Availability:
         for name, why in self._models.unavailable.items():  # a chain may not fit them
             self._clients.model_unavailable(name, why)
 
+    def promote(self, worker: ConnectedWorker, now: float) -> None:
+        """Give all further requests of a name to the generation that this worker brings, if that is a newer one."""
+        for name, offered in [*worker.serves.items()]:
+            model, live = offered.latest(), self._models.by_name.get(name)
+            if (new := self._models.promote(model)) and live is not None:
+                same = "its signature is the same" if model.like else "its signature is another one"
+                log.info("model changes", model=name, worker=worker.name, what=same)
+            elif model.number < 0:  # another worker came first
+                if live is None or live.description != model.description:
+                    del worker.serves[name]
+                    continue
+                model = live
+            worker.serves[name] = model
+            self.models_added(new, now)
+
     def is_served(self, name: str) -> bool:
-        """Tell whether any worker that is here has this model."""
-        return any(name in slot.worker.models for slot in self._dispatcher.slots.values())
+        """Tell whether any worker that is here has this model, in the generation that gets requests."""
+        live = self._models.by_name.get(name)
+        return any(self._serves(slot.worker, name, live) for slot in self._dispatcher.slots.values())
+
+    @staticmethod
+    def _serves(worker: ConnectedWorker, name: str, model: ServedModel | None) -> bool:
+        served = worker.serves.get(name)
+        return served is not None and (model is None or served.latest() is model.latest())
+
+    def is_needed(self, worker: ConnectedWorker) -> bool:
+        """Tell whether requests wait for a model, in an old generation, that no other worker has."""
+        slots = self._dispatcher.slots.values()
+        others = {slot.worker for slot in slots if slot.worker is not worker and slot.worker.is_serving}
+        return any(
+            model.successor is not None
+            and not any(self._serves(other, name, model) for other in others)
+            and not self._dispatcher.is_idle(model)
+            for name, model in ((name, model.latest()) for name, model in worker.serves.items())
+        )
+
+    def sweep(self, now: float) -> None:
+        """Forget generations and models that are gone, when their last request has ended. Call it now and then."""
+        for model in self._models.retire(self._dispatcher.is_idle):
+            self._dispatcher.model_removed(model, now)
+        for name in self._models.withdrawn:
+            model_left = self._models.by_name.get(name)
+            left_at = self._left_at.setdefault(name, now)
+            if now - left_at < self._forget_after_s or self.is_served(name):
+                continue
+            if model_left is not None and not self._dispatcher.is_idle(model_left):
+                continue
+            del self._left_at[name]
+            self._given_up.pop(name, None)
+            if (gone := self._models.forget(name)) is not None:
+                self._dispatcher.model_removed(gone, now)
+        for name in self._left_at.keys() - {*self._models.withdrawn}:
+            del self._left_at[name]
 
     def give_up(self, name: str, why: str, now: float) -> None:
         """Expect no process for this model any more."""
@@ -332,7 +393,14 @@ class Availability:
                 message = f"model {name!r} is unavailable: {why}"
                 self._models.unavailable[name] = message
                 self._clients.model_unavailable(name, message)
-                self._dispatcher.model_given_up(name, message, now)
+                live_model = self._models.by_name.get(name)
+                self._dispatcher.model_given_up(name if live_model is None else live_model.key, message, now)
+        for model in [*self._models.retiring.values()]:
+            if model.like is None and not any(
+                self._serves(slot.worker, model.name, model) for slot in self._dispatcher.slots.values()
+            ):
+                why = f"model {model.name!r} has changed, and no worker of the old one is left"
+                self._dispatcher.model_given_up(model.key, why, now)
 
 
 # Slots that may join at once, and per second after that. A worker with 256 takes about 20 ms to come and go, so that endless
@@ -366,7 +434,7 @@ class Greetings:
         models: ServedModels,
         availability: Availability,
         processes: OwnProcesses,
-        welcome: Callable[[bytes, Offer, float], None],
+        welcome: Callable[[bytes, Offer, Mapping[str, ServedModel], float], None],
     ) -> None:
         """`welcome` begins the session of a worker whose offer is accepted."""
         self._workers = workers
@@ -435,20 +503,20 @@ class Greetings:
                 del self._reading[peer]
                 self._refuse_others(peer, hello, others)
                 return
-            added = yield from self._models.add_all(offer.models, offer.digests, offer.engines, hello.once)
+            offered = yield from self._models.add_all(offer.models, offer.digests, offer.engines, hello.once)
         except (GreetingRefused, ConfigurationError) as error:
             if self._reading.get(peer) is hello:
                 self._refuse(peer, None, hello, error, trio.current_time())
             return
-        for model in added:
+        for model in offered.added:
             self._availability.models_added([model], trio.current_time())
             yield
         for name, table in offer.costs.items():
-            self._dispatcher.costs_told(name, table, trio.current_time())
+            self._dispatcher.costs_told(offered.models[name].key, table, trio.current_time())
             yield
         if self._reading.get(peer) is hello:
             del self._reading[peer]
-            self._welcome(peer, offer, trio.current_time())
+            self._welcome(peer, offer, offered.models, trio.current_time())
 
     def _take_join_room(self, hello: WorkerHello, now: float) -> None:
         """Raise GreetingRefused where slots join faster than the event loop has time for, or with too many models.

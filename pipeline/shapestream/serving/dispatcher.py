@@ -301,17 +301,27 @@ class Dispatcher:
             return
         if model.announced is not None:
             return  # its requests are its versions'
-        self._handle(events.ModelAdded(model=model.profile), now)
+        self._handle(events.ModelAdded(model=model.profile, like=model.like), now)
         if self._audits.add(model).stopped:
-            self._handle(events.ModelRunsAlone(model=model.name, alone=True), now)
+            self._handle(events.ModelRunsAlone(model=model.key, alone=True), now)
 
-    def model_given_up(self, name: str, message: str, now: float) -> None:
+    def is_idle(self, model: ServedModel) -> bool:
+        """Tell whether no request of a model has not ended, nor one of a chain that may ask it."""
+        return self._scheduler.is_idle(model.key) and not self.desk.may_ask(model)
+
+    def model_removed(self, model: ServedModel, now: float) -> None:
+        """Forget a model without requests."""
+        self._audits.forget(model)
+        if model.chain is None:
+            self._handle(events.ModelRemoved(model=model.key), now)
+
+    def model_given_up(self, key: str, message: str, now: float) -> None:
         """Fail the requests that wait for a model as `unavailable`: no worker will serve it.
 
         Those that named no version go to another one.
         """
-        self._left = name
-        self._handle(events.ModelUnavailable(model=name, message=message), now)
+        self._left = key
+        self._handle(events.ModelUnavailable(model=key, message=message), now)
         self._left = None
         if self._moved:
             moved, self._moved = self._moved, []
@@ -323,7 +333,12 @@ class Dispatcher:
 
     def worker_joined(self, worker: ConnectedWorker, now: float) -> None:
         """Give batches to the slots of this worker from now on."""
-        models = frozenset(worker.models)
+        serves = worker.serves
+        models = frozenset(model.key for model in serves.values())
+        costs, wide = (
+            {serves[name].key: table for name, table in tables.items() if name in serves}
+            for tables in (worker.costs, worker.wide)
+        )
         prefetch_s = worker.prefetch_s if self._prefetch else None
         joining = []
         for slot in worker.slots:
@@ -331,9 +346,9 @@ class Dispatcher:
             self.slots[slot.number] = slot
             joined = events.SlotJoined(
                 slot=slot.number,
-                models=frozenset(worker.wide) if slot.wide else models,
+                models=frozenset(wide) if slot.wide else models,
                 worker=worker.name,
-                costs=worker.wide if slot.wide else worker.costs,
+                costs=wide if slot.wide else costs,
                 prefetch_s=None if slot.wide else prefetch_s,
                 wide=slot.wide,
                 in_server=worker.in_server,
@@ -595,7 +610,7 @@ class Dispatcher:
         execute = Execute(
             batch=batch.id,
             slot=slot.slot,
-            model=records[0].model,
+            model=records[0].served.name,
             sizes=batch.sizes,
             members=tuple([record.tensors for record in records]),
             shapes=tuple([record.shape for record in records]),
@@ -651,7 +666,8 @@ class Dispatcher:
                 run = None if action.batch is None else run_of(action.batch)
                 self._ends.add(StageFailed(record=record, at=now, code=code, run=run, action=action))
             return
-        moves = record.routed is not None and record.model == self._left and not may_have_run
+        may_move = record.routed is not None or record.served.successor is not None
+        moves = may_move and record.model == self._left and not may_have_run
         record.session.end(record)
         if moves and (moved := record.moved(self.desk.next_id(), self.desk.models)) is not None:
             record.session.begin(moved)

@@ -360,7 +360,7 @@ def _timings(batch: Batch, record: RequestRecord, now: float) -> Timings:
         batch_requests=len(batch.arrivals),
         batch_rows=batch.sizes[0] if record.served.profile.has_batch else 1,
         worker=slot.label,
-        digest=slot.worker.digests.get(record.model),
+        digest=slot.worker.digests.get(record.served.name),
         version=record.served.version,
     )
 

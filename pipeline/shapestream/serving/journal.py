@@ -39,7 +39,7 @@ class Journal:
         """Note requests that go to the scheduler."""
         self.statistics.scheduled_requests += len(records)
         for record in records:
-            self.statistics.to_add(record.model).arrived += 1
+            self.statistics.to_add(record.served.name).arrived += 1
         if self._trace is not None:
             self._record(self._trace, records)
         if not PRESENT.debug:
@@ -51,7 +51,7 @@ class Journal:
                 request=record.id,
                 client=record.session.label,
                 sequence=record.sequence,
-                model=record.model,
+                model=record.served.name,
                 **trace_of(record.tags),
                 **({} if own_id is None else {REQUEST_ID: own_id}),
             )
@@ -77,7 +77,7 @@ class Journal:
             trace.record(
                 record.arrived,
                 record.client,
-                record.model,
+                record.served.name,
                 record.served.signature.dimensions,
                 record.shape.sizes,
                 record.deadline,
@@ -128,7 +128,7 @@ class Journal:
             # Not counted: no client's request has failed, or the chain's will be counted.
             _request_failed(end.record, end.action, end.action.message)
         elif end.action is not None:
-            self.statistics.to_add(end.record.model).failures[end.code] += 1
+            self.statistics.to_add(end.record.served.name).failures[end.code] += 1
             if end.action.cause is not None:
                 self.statistics.overloaded[end.action.cause] += 1
             self.statistics.failures[end.code] += 1
@@ -146,7 +146,7 @@ class Journal:
 
     def _count_chain(self, end: ChainEnded) -> None:
         record, run = end.request.record, end.request.run
-        counts = self.statistics.to_add(record.model)
+        counts = self.statistics.to_add(record.served.name)
         counts.last_ended = max(counts.last_ended, end.at)
         begun = [each for each in run.stages if each.began < inf]
         counts.room_us += round((min([each.began for each in begun], default=end.at) - record.arrived) * 1e6)
@@ -206,7 +206,7 @@ class Journal:
             request=record.id,
             client=record.session.label,
             sequence=record.sequence,
-            model=record.model,
+            model=record.served.name,
             sizes=record.shape.sizes,
             digest=digest,
             why=action.message,
@@ -253,7 +253,7 @@ def _chain_ended(end: ChainEnded) -> None:
     log.debug(
         "chain ended",
         request=record.id,
-        model=record.model,
+        model=record.served.name,
         code=None if run.failure is None else run.failure.code,
         total_us=round((end.at - record.arrived) * 1e6),
         stages={stage.stage.name: stage.requests for stage in run.stages},

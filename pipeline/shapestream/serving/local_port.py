@@ -7,6 +7,7 @@ by a defect. So no inbox counts what they send, or divides it into fair turns: a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import assert_never
 
 import trio
@@ -15,7 +16,7 @@ from shapestream.errors import ProtocolError
 from shapestream.serving.connected_workers import Availability, ConnectedWorkers
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.port_traffic import GONE, REJOIN, REJOIN_S, Item, Outgoing, PeerLink
-from shapestream.serving.served_models import ServedModels
+from shapestream.serving.served_models import ServedModel, ServedModels
 from shapestream.serving.slot_threads import (
     BatchWithdrawn,
     News,
@@ -60,6 +61,8 @@ class LocalPort:
         self._session_ended = trio.Event()
         """Set when the slots are to greet anew."""
         self._thread_ended = False
+        self._serves: Mapping[str, ServedModel] = {}
+        """The models of the slots, as the server has them."""
 
     async def run(self) -> None:
         """Serve the port until cancelled. This task serves the messages that the socket's watcher does not find."""
@@ -87,14 +90,17 @@ class LocalPort:
     def start(self) -> None:
         """Start the slots; they join when they have greeted."""
         threads, now = self._threads, trio.current_time()
-        added = at_once(self._models.add_all(threads.models, threads.digests, threads.engines))
-        self._availability.models_added(added, now)
+        offered = at_once(self._models.add_all(threads.models, threads.digests, threads.engines))
+        self._availability.models_added(offered.added, now)
+        self._serves = offered.models
         threads.start(self._take)
         self._begin(now)
 
     def _begin(self, now: float) -> None:
         """Begin a session of the slots."""
-        worker = LocalWorker(self._threads, self.outgoing, now, session=next(self._workers.sessions))
+        worker = LocalWorker(
+            self._threads, self._serves, self.outgoing, now, session=next(self._workers.sessions)
+        )
         self.worker = worker
         self._workers.add(worker)
         self._threads.set_clock(0.0)

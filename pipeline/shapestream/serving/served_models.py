@@ -1,23 +1,34 @@
-"""The models that clients can ask for. Workers bring them; each gets a number, once per server process."""
+"""The models that clients can ask for. Workers bring them; each signature gets a number, once per server process.
+
+A reload may change a model. Then its name has another *generation*: a `ServedModel` of its own, with a queue of its own at
+the scheduler (`ServedModel.key`). A generation that differs in how it is batched, and not in its signature, keeps the number
+and the slots. One with another signature has a new number. It is served from the moment when a slot of it joins (`promote`),
+and from then on gets all requests of its name. What came before is finished by the old generation, which is forgotten when
+it has no request left (`retire`). Requests under an old number are mapped to the new ports by name, where they fit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import zip_longest
+from itertools import count, zip_longest
 from math import prod
+from typing import NamedTuple
 
 from shapestream.chains.plan import Chain, ChainRefused, plan_chain
 from shapestream.chains.spec import ChainSpec
-from shapestream.errors import ConfigurationError
+from shapestream.errors import ConfigurationError, InvalidRequest
 from shapestream.scheduling.events import InputBytes, ModelProfile
 from shapestream.serving.announced import Announced
 from shapestream.settings import ModelSettings
+from shapestream.settings.readers import for_a_process
+from shapestream.settings.version_settings import ROUTING
 from shapestream.slices import Slices
 from shapestream.telemetry.logging import get_logger
+from shapestream.version_fit import Fit, other_ports
 from shapestream.versions import ONLY, Versions, is_name, parted, versioned
 from shapestream.wire.limits import (
     MAX_INLINE_BYTES,
@@ -51,7 +62,10 @@ of rows."""
 STEPS_PER_CALL = 8
 """Steps that one planned call takes as long as."""
 MAX_MODELS = 1024
-"""Models of one server in its life."""
+"""Models of one server at a time."""
+MOST_OLD_NUMBERS = 8
+"""Earlier signatures of a model whose numbers still mean something: those of the last reloads. A client that was told an
+older one opens the model again."""
 # Upper limits of the bytes of msgpack in a header.
 _TENSOR_BYTES = 64
 """A tensor's port, element type, and the heads of its arrays and bytes."""
@@ -73,17 +87,23 @@ class ServedModel:
 
     __slots__ = (
         "_common",
+        "_fit",
+        "_fits",
         "_fixed",
         "announced",
         "chain",
         "description",
         "has_alike",
+        "key",
+        "like",
         "name",
         "number",
+        "parts",
         "profile",
         "resolve",
         "settings",
         "signature",
+        "successor",
         "takes_strings",
         "version",
     )
@@ -95,7 +115,11 @@ class ServedModel:
         signature: ModelSignature,
         settings: ModelSettings,
         chain: Chain | None = None,
+        *,
+        generation: int = 1,
+        parts: Mapping[str, ServedModel] | None = None,
     ) -> None:
+        """`parts`: the models of a chain, by name."""
         self.number = number
         self.name = name
         self.signature = signature
@@ -106,7 +130,18 @@ class ServedModel:
         """The versions, if it is a name with several; each is a model of its own, and the scheduler knows only these."""
         self.version = parted(name)[1]
         """None: its name has no versions."""
-        self.profile = _profile(name, signature, settings)
+        self.parts: Mapping[str, ServedModel] = {} if parts is None else parts
+        self.successor: ServedModel | None = None
+        """The generation that gets the requests of its name now; None while this one does."""
+        self.like: str | None = None
+        """The key of the generation before, if that has the same signature, and so the same slots."""
+        self._fit: Fit | str | None = None
+        """That of its number to the present generation, or why there is none; None where it was not worked out."""
+        self._fits: ModelSignature | None = None
+        """The signature that this was worked out for."""
+        self.profile = _profile(name, signature, settings, generation)
+        self.key = self.profile.key
+        """Its name at the scheduler."""
         self.takes_strings = any(port.is_string for port in signature.inputs)
         numbered = list(enumerate(signature.inputs))
         self._fixed = [(number, port) for number, port in numbered if port.value is not None]
@@ -122,6 +157,29 @@ class ServedModel:
 
         Use it only for layouts that the codec has read, which holds no `True` or `1.0` in place of an equal 1.
         """
+
+    def latest(self) -> ServedModel:
+        """Return the newest generation with this number."""
+        model = self
+        while model.successor is not None and model.successor.number == model.number:
+            model = model.successor
+        return model
+
+    def present(self) -> tuple[ServedModel, Fit]:
+        """Return the generation that gets requests now, and the places of its ports by those of this one's number.
+
+        Raises `InvalidRequest` where this number's ports do not fit it by name.
+        """
+        model = self
+        while model.successor is not None:
+            model = model.successor
+        if self._fit is None or self._fits is not model.signature:
+            self._fits = model.signature
+            why = other_ports(self.signature, model.signature)
+            self._fit = Fit.of(self.signature, model.signature) if why is None else why
+        if isinstance(self._fit, Fit):
+            return model, self._fit
+        raise InvalidRequest(f"model {self.name!r} has changed: {self._fit}; open it again")
 
     def group_of(self, shape: RequestShape, tensors: Tensors) -> int | None:
         """Return the digest of the inputs that a request must have in common with others of its call; None without such.
@@ -142,11 +200,12 @@ class ServedModel:
         return int.from_bytes(digest.digest(), "little")
 
 
-def _profile(name: str, signature: ModelSignature, settings: ModelSettings) -> ModelProfile:
+def _profile(name: str, signature: ModelSignature, settings: ModelSettings, generation: int) -> ModelProfile:
     max_batch = _max_batch(signature, settings)
     batching, strategy = settings.batching, signature.strategy
     return ModelProfile(
         name=name,
+        generation=generation,
         dimensions=signature.dimensions,
         has_batch=signature.has_batch,
         paddable=signature.paddable,
@@ -283,6 +342,15 @@ class OtherModel:
     """The worker's; None if it did not say."""
 
 
+class Offered(NamedTuple):
+    """The models of a worker."""
+
+    models: Mapping[str, ServedModel]
+    """By name: known ones, and other generations of known ones, which are served once a slot has joined."""
+    added: Sequence[ServedModel]
+    """Those whose names are new, and what is complete by them."""
+
+
 class ServedModels:
     """All models by number and by name, and the names of models that the configuration promises."""
 
@@ -301,10 +369,15 @@ class ServedModels:
         """Settings of the models that the configuration has or had, by name."""
         self.chains = {chain.name: chain for chain in chains}
         """The chains that the configuration has, by name. Each is served once all its models are."""
-        self.old_chains: dict[str, ChainSpec] = {}
-        """The new stages of chains that stay as they were, since clients know another signature."""
         self._withdrawn: set[str] = set()
         """Names that were removed from the configuration."""
+        self.changing: set[str] = set()
+        """Names whose signature the next worker may change, since a reload has read them anew."""
+        self.retiring: dict[str, ServedModel] = {}
+        """Generations that another one has replaced, and that still have requests, by key."""
+        self._old_numbers: dict[str, list[int]] = {}
+        """By name, the numbers of earlier signatures whose requests are mapped to the present one."""
+        self._numbers = count()
         self.new: set[str] = set()
         """Promised names that were added to the configuration after the start, and that no worker has brought yet."""
         self.digests = dict(digests or {})
@@ -313,7 +386,7 @@ class ServedModels:
         """The engine of each model, with its version, in the words of the first worker that brought one."""
         self.by_name: dict[str, ServedModel] = {}
         """The models that a worker has brought."""
-        self.by_number: list[ServedModel] = []
+        self.by_number: dict[int, ServedModel] = {}
         self.unavailable: dict[str, str] = {}
         """The reason for each model whose requests are refused, by name. `Availability` keeps it."""
 
@@ -399,13 +472,23 @@ class ServedModels:
         self._withdrawn.add(name)
         self.new.discard(name)
 
-    def expect(self, name: str, settings: ModelSettings) -> None:
-        """Expect a model that the configuration promises. A model that is here already keeps its settings."""
+    def expect(self, name: str, settings: ModelSettings, *, may_change: bool = False) -> list[ServedModel]:
+        """Expect a model that the configuration promises. Returns it, if only the way in which it is batched changes.
+
+        `may_change`: the next worker may bring it with another signature. Until that has come, a model that is here keeps
+        its settings.
+        """
         if name not in self.expected or name in self._withdrawn:
             self.new.add(name)
         self._withdrawn.discard(name)
-        if name not in self.by_name or name not in self.expected:
-            self.expected[name] = settings
+        self.expected[name] = settings
+        self.changing.discard(name)
+        live = self.by_name.get(name)
+        if may_change:
+            self.changing.add(name)
+        elif live is not None and live.chain is None and _is_batched_otherwise(live.settings, settings):
+            return self.promote(self._next(live, live.signature, settings))
+        return []
 
     def add_all(
         self,
@@ -413,27 +496,23 @@ class ServedModels:
         digests: Mapping[str, str] | None = None,
         engines: Mapping[str, str] | None = None,
         once: Collection[str] = (),
-    ) -> Slices[list[ServedModel]]:
-        """Add the models of a worker, all or none, with the digests of their files and their engines. Returns the new
-        models.
+    ) -> Slices[Offered]:
+        """Take in the models of a worker, all or none, with the digests of their files and their engines.
 
         Each slice checks one model; the last one adds all. `once` names the models whose requests must not run twice, in
-        addition to those of the configuration. Raises ConfigurationError for a model that is known with another signature,
-        or that does not fit the wire. Raises it, too, if there would be more than `MAX_MODELS`: models are never
-        forgotten, so workers could fill the memory.
+        addition to those of the configuration. Raises ConfigurationError for a model that is known with another signature
+        and was not changed by a reload, or that does not fit the wire. Raises it, too, if there would be more than
+        `MAX_MODELS`: workers could fill the memory.
         """
-        new: list[ServedModel] = []
+        offered: dict[str, ServedModel] = {}
         for name, signature in signatures.items():
-            model = self._checked(name, signature, name in once)
-            if model is not None:
-                new.append(model)
+            offered[name] = self._offered(name, signature, name in once)
             yield
+        new = [model for model in offered.values() if model.number < 0 and model.profile.generation == 1]
         if any(model.name in self.by_name for model in new):  # another port has added it meanwhile
             return (yield from self.add_all(signatures, digests, engines, once))
         if len(self.by_number) + len(new) > MAX_MODELS:  # names with versions count, too
-            raise ConfigurationError(
-                [f"more than {MAX_MODELS} models; restart the server to forget the old ones"]
-            )
+            raise ConfigurationError([f"more than {MAX_MODELS} models at a time, old signatures included"])
         for model in new:
             self._enter(model)
         if new:
@@ -444,12 +523,77 @@ class ServedModels:
             self.digests.setdefault(name, digest)
         for name, engine in (engines or {}).items():
             self.engines.setdefault(name, engine)
-        return new
+        return Offered(offered, new)
 
     def _enter(self, model: ServedModel) -> None:
-        model.number = len(self.by_number)
+        model.number = next(self._numbers)
         self.by_name[model.name] = model
-        self.by_number.append(model)
+        self.by_number[model.number] = model
+
+    # ---------------------------------------------------------------- generations
+
+    def promote(self, model: ServedModel) -> list[ServedModel]:
+        """Give all further requests of its name to this model, if it is a newer generation. Returns what is new by that."""
+        live = self.by_name.get(model.name)
+        if live is None or model.profile.generation <= live.profile.generation:
+            return []
+        if live.description == model.description and live.chain is None:
+            model.number, model.like = live.number, live.key
+        else:
+            model.number = next(self._numbers)
+            self._keep_number(live)
+        self.by_name[model.name] = self.by_number[model.number] = model
+        live.successor = model
+        for bare in self.by_bare_name.values():
+            if bare.announced is not None:
+                bare.announced.forget(model.name)
+        if live.chain is None:
+            self.retiring[live.key] = live
+        return [model, *self._announce(), *self._complete_chains()] if model.chain is None else [model]
+
+    def _keep_number(self, model: ServedModel) -> None:
+        """Map requests under a number that was replaced to what comes after it, while it is one of the last ones."""
+        old = self._old_numbers.setdefault(model.name, [])
+        old.append(model.number)
+        while len(old) > MOST_OLD_NUMBERS:
+            self.by_number.pop(old.pop(0), None)
+
+    def retire(self, is_idle: Callable[[ServedModel], bool]) -> list[ServedModel]:
+        """Forget the generations that have no request left, and return them."""
+        gone = [model for model in self.retiring.values() if is_idle(model)]
+        for model in gone:
+            del self.retiring[model.key]
+        return gone
+
+    def forget(self, name: str) -> ServedModel | None:
+        """Forget a model that was removed from the configuration, and has no request left; None if it had never come."""
+        self._withdrawn.discard(name)
+        for known in (self.expected, self.unavailable, self.digests, self.engines):
+            known.pop(name, None)
+        for number in self._old_numbers.pop(name, ()):
+            self.by_number.pop(number, None)
+        model = self.by_name.pop(name, None)
+        if model is not None:
+            self.by_number.pop(model.number, None)
+        return model
+
+    @property
+    def withdrawn(self) -> list[str]:
+        """Return the names that were removed from the configuration and are remembered."""
+        return sorted(self._withdrawn)
+
+    def _next(
+        self,
+        live: ServedModel,
+        signature: ModelSignature,
+        settings: ModelSettings,
+        chain: Chain | None = None,
+        parts: Mapping[str, ServedModel] | None = None,
+    ) -> ServedModel:
+        """Return another generation of a model, without its number."""
+        known = [one.profile.generation for one in self.retiring.values() if one.name == live.name]
+        generation = max([live.profile.generation, *known]) + 1
+        return ServedModel(-1, live.name, signature, settings, chain, generation=generation, parts=parts)
 
     def change_versions(self, versions: Mapping[str, Versions]) -> list[ServedModel]:
         """Draw requests by these shares from now on. Those that were admitted keep their versions.
@@ -484,8 +628,8 @@ class ServedModels:
                 bare.number = before.number
                 self.by_number[bare.number] = bare
             else:
-                bare.number = len(self.by_number)
-                self.by_number.append(bare)
+                bare.number = next(self._numbers)
+                self.by_number[bare.number] = bare
             bare.announced = Announced(bare.number, versions, signature, idempotent=rest.profile.idempotent)
             self._fit(bare.announced)
             self.by_bare_name[name] = bare
@@ -501,14 +645,13 @@ class ServedModels:
     def change_chains(self, chains: Iterable[ChainSpec]) -> list[ServedModel]:
         """Serve these chains, and no others, from now on; requests that have begun run on as they were.
 
-        Returns the chains that are new. `old_chains` has those that stay as they were.
+        Returns the chains that are new, or have another signature.
         """
         before, self.chains = self.chains, {chain.name: chain for chain in chains}
         for name in before.keys() | self.chains.keys():
             self.unavailable.pop(name, None)
         for name in before.keys() - self.chains.keys():
             self.unavailable[name] = f"chain {name!r} was removed from the configuration"
-        self.old_chains.clear()
         return [*self._complete_chains(), *self._announce()]
 
     def _complete_chains(self) -> list[ServedModel]:
@@ -516,41 +659,33 @@ class ServedModels:
         complete = []
         for name, spec in self.chains.items():
             known = self.by_name.get(name)
-            if name in self.unavailable or (
-                known and known.chain and spec in (known.chain.spec, self.old_chains.get(name))
-            ):
+            if name in self.unavailable:
                 continue
-            models = {stage.model: self.find(stage.model) for stage in spec.stages}
-            signatures = {model.name: model.signature for model in models.values() if model is not None}
-            if signatures.keys() != models.keys():
+            found = {stage.model: self.find(stage.model) for stage in spec.stages}
+            models = {name_of: model for name_of, model in found.items() if model is not None}
+            if models.keys() != found.keys() or (known is not None and _is_made_of(known, spec, models)):
                 continue
+            signatures = {model.name: model.signature for model in models.values()}
             try:
                 chain = plan_chain(spec, signatures)
             except ChainRefused as error:
                 log.error("chain does not fit its models", chain=name, why=str(error))
                 self.unavailable[name] = str(error)
                 continue
-            idempotent = all(model.profile.idempotent for model in models.values() if model is not None)
+            idempotent = all(model.profile.idempotent for model in models.values())
+            settings = _by_default(name).model_copy(update={"idempotent": idempotent})
             if known is None:
-                settings = _by_default(name).model_copy(update={"idempotent": idempotent})
-                known = ServedModel(-1, name, chain.signature, settings, chain)
+                known = ServedModel(-1, name, chain.signature, settings, chain, parts=models)
                 self._enter(known)
                 complete.append(known)
             elif known.signature == chain.signature and known.profile.idempotent == idempotent:
-                known.chain = chain
+                known.chain, known.parts = chain, models
             else:
-                self.old_chains[name] = spec
-                advice = "clients know another signature; restart the server to change it"
-                log.error(
-                    "chain stays as it was",
-                    chain=name,
-                    why=_difference(known.signature, chain.signature),
-                    advice=advice,
-                )
+                complete += self.promote(self._next(known, chain.signature, settings, chain, models))
         return complete
 
-    def _checked(self, name: str, signature: ModelSignature, once: bool) -> ServedModel | None:
-        """Return a new model, without its number; None if it is known already."""
+    def _offered(self, name: str, signature: ModelSignature, once: bool) -> ServedModel:
+        """Return the model that a worker offers: a known generation, or a new one without its number."""
         if name != signature.name:
             raise ConfigurationError([f"model {name!r} calls itself {signature.name!r}"])
         if max(len(signature.inputs), len(signature.outputs)) > MAX_TENSORS:
@@ -558,24 +693,48 @@ class ServedModels:
         shapes = [port.shape for port in signature.inputs] + [port.shape for port in signature.outputs]
         if any(shape.rank > MAX_RANK for shape in shapes):
             raise ConfigurationError([f"model {name!r} has a tensor of more than {MAX_RANK} dimensions"])
-        known = self.by_name.get(name)
-        if known is not None:
-            if known.description != signature.to_dict():
-                text = (
-                    f"model {name!r} is served with another signature: {_difference(known.signature, signature)} "
-                    "(restart the server to change it, or give the model another name)"
-                )
-                raise ConfigurationError([text])
-            if once and known.profile.idempotent:
-                text = (
-                    f"requests of model {name!r} may run twice here, and this worker forbids it "
-                    '(set "idempotent: false" in the server\'s file, and restart the server)'
-                )
-                raise ConfigurationError([text])
-            return None
-        if not is_name(name):  # the worker's own, which no file could state
-            raise ConfigurationError([f"no model can be called {name!r}"])
         settings = self.expected.get(name) or _by_default(name)
         if once:
             settings = settings.model_copy(update={"idempotent": False})
-        return ServedModel(-1, name, signature, settings)
+        live = self.by_name.get(name)
+        if live is None:
+            if not is_name(name):  # the worker's own, which no file could state
+                raise ConfigurationError([f"no model can be called {name!r}"])
+            return ServedModel(-1, name, signature, settings)
+        description, changes = signature.to_dict(), name in self.changing
+        if live.description == description and not (changes and _differ(live.settings, settings)):
+            if once and live.profile.idempotent:
+                text = (
+                    f"requests of model {name!r} may run twice here, and this worker forbids it "
+                    '(set "idempotent: false" in the server\'s file, and reload it)'
+                )
+                raise ConfigurationError([text])
+            return live
+        for old in self.retiring.values():
+            if old.name == name and old.description == description and not changes:
+                return old  # it has lost its connection
+        if not changes:
+            text = (
+                f"model {name!r} is served with another signature: {_difference(live.signature, signature)} "
+                "(reload the server with the file of this worker, or give the model another name)"
+            )
+            raise ConfigurationError([text])
+        return self._next(live, signature, settings)
+
+
+def _is_made_of(known: ServedModel, spec: ChainSpec, models: Mapping[str, ServedModel]) -> bool:
+    """Tell whether a chain has these stages, over models with these signatures."""
+    return known.chain is not None and known.chain.spec == spec and all(
+        name in known.parts and known.parts[name].number == model.number for name, model in models.items()
+    )  # fmt: skip
+
+
+def _differ(before: ModelSettings, now: ModelSettings) -> bool:
+    """Tell whether two settings of a model differ in more than the place of its file and its share of requests."""
+    unread = {"path", *ROUTING}
+    return before.model_dump(exclude=unread) != now.model_dump(exclude=unread)
+
+
+def _is_batched_otherwise(before: ModelSettings, now: ModelSettings) -> bool:
+    """Tell whether two settings differ in keys that only the server reads, and in no others."""
+    return _differ(before, now) and not _differ(for_a_process(before), for_a_process(now))

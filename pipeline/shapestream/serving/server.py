@@ -78,6 +78,8 @@ if TYPE_CHECKING:
 
 log = get_logger()
 
+LOOK_EVERY_S = 0.1
+"""Seconds between two looks whether a replaced worker is still needed. Each look passes over all requests."""
 FAREWELL_S = 0.05
 """Seconds between the goodbyes and the end of the connections.
 
@@ -196,7 +198,11 @@ class Server:
             explain=self.readings.explain,
         )
         self._availability = Availability(
-            models, self._dispatcher, self._client_port, workers_may_come=workers is not None
+            models,
+            self._dispatcher,
+            self._client_port,
+            workers_may_come=workers is not None,
+            forget_after_s=settings.kept_s,
         )
         self._ports: list[ClientPort | WorkerPort | LocalPort] = [self._client_port]
         self._dispatcher.ports = self._ports
@@ -278,6 +284,12 @@ class Server:
         except trio.ClosedResourceError:
             return LastState()  # the server has ended meanwhile, and nothing is left to run
 
+    async def worker_finished(self, worker: str) -> None:
+        """Return when no request waits for a model in an old generation that only this worker has."""
+        port = self._worker_port
+        while port is not None and port.is_needed(worker) and not self._ended:  # noqa: ASYNC110 - it is seldom, and short
+            await trio.sleep(LOOK_EVERY_S)
+
     def model_given_up(self, name: str, why: str) -> None:
         """End the requests of a model as `unavailable`: no worker process is left for it. A worker may still dial in."""
         if not self._ended:
@@ -289,9 +301,12 @@ class Server:
         self._models.withdraw(name)
         self.model_given_up(name, why)
 
-    def model_expected(self, name: str, settings: ModelSettings) -> None:
-        """Let requests wait for a model whose worker will come. `settings` are used if the model is new here."""
-        self._models.expect(name, settings)
+    def model_expected(self, name: str, settings: ModelSettings, *, may_change: bool = False) -> None:
+        """Let requests wait for a model whose worker will come. `may_change`: it may bring another signature, too."""
+        changed = self._models.expect(name, settings, may_change=may_change)
+        if changed and not self._ended:
+            log.info("model changes", model=name, worker=None, what="only how it is batched")
+            self._availability.models_added(changed, trio.current_time())
         self.model_awaited(name)
 
     def model_awaited(self, name: str) -> None:
@@ -299,25 +314,16 @@ class Server:
         if not self._ended:
             self._availability.hope_again(name)
 
-    def settings_of(self, name: str) -> ModelSettings | None:
-        """Return the settings by which a model is batched, which never change; None before a worker serves it."""
-        model = self._models.by_name.get(name)
-        return None if model is None else model.settings
-
     def was_never_served(self, name: str) -> bool:
         """Tell whether a model was added while the server ran, and no worker has served it since."""
         return name in self._models.new
 
-    def change_chains(self, chains: Iterable[ChainSpec]) -> list[str]:
-        """Serve these chains, and no others, from now on.
-
-        Returns the names of those that stay as they were, since clients know another signature.
-        """
+    def change_chains(self, chains: Iterable[ChainSpec]) -> None:
+        """Serve these chains, and no others, from now on."""
         new = self._models.change_chains(chains)
         if not self._ended:
             self._availability.models_added(new, trio.current_time())
             self._dispatcher.end_turn()
-        return sorted(self._models.old_chains)
 
     def change_versions(self, versions: Mapping[str, Versions]) -> None:
         """Draw requests that name no version by these shares from now on."""
@@ -437,6 +443,7 @@ class Server:
                 now += STALL_S
             for port in self._remote_ports:
                 port.beat(now)
+            self._availability.sweep(now)
             self._dispatcher.end_turn()
             # This takes the event loop 20 to 30 ms after a peak: a server with one request per beat is not idle.
             idle = not self._dispatcher.unfinished and requests == self._counters.requests

@@ -80,16 +80,23 @@ class RequestRecord(Arrival):
         return None if self.caller is None or self.tags is None else self.tags.get(CALLER)
 
     def moved(self, id_: int, models: ServedModels) -> RequestRecord | None:
-        """Return this request, which has not begun, for the version that it is drawn for now; None if none takes it."""
-        routed = self.routed
-        if routed is None or (announced := models.by_number[routed.number].announced) is None:
-            return None
-        who = drawn_by(announced.versions, *self.session.client, self.named_caller)
+        """Return this request, which has not begun, for the version that it is drawn for now, or for the present generation
+        of its model; None if that does not take it.
+        """
+        number, layout = self.known_by
+        sent = self.tensors if self.routed is None else sent_tensors(self.tensors, self.routed)
+        known = models.by_number.get(number)
+        announced = None if known is None else known.announced
         try:
-            name, fit = announced.route(who, self.sequence, models.is_live)
-            if not models.is_live(name):
+            if announced is not None:
+                who = drawn_by(announced.versions, *self.session.client, self.named_caller)
+                name, fit = announced.route(who, self.sequence, models.is_live)
+                served = models.by_name.get(name)
+            else:
+                served, fit = (known or self.served).present()
+            if served is None or served is self.served or not models.is_live(served.name):
                 return None
-            served, tensors = models.by_name[name], routed_tensors(sent_tensors(self.tensors, routed), fit)
+            tensors = routed_tensors(sent, fit)
             shape = served.resolve(tensors.layout)
             group = served.group_of(shape, tensors) if served.has_alike else None
         except (InvalidRequest, ShapeError):
@@ -97,14 +104,14 @@ class RequestRecord(Arrival):
         return replace(
             self,
             id=id_,
-            model=name,
+            model=served.key,
             sizes=queued_sizes(shape),
             nbytes=shape.total_nbytes,
             group=group,
             served=served,
             shape=shape,
             tensors=tensors,
-            routed=Routed(routed.number, routed.layout, fit),
+            routed=Routed(number, layout, fit),
         )
 
     def of_stage(
@@ -128,7 +135,7 @@ class RequestRecord(Arrival):
         return replace(
             self,
             id=id_,
-            model=served.name,
+            model=served.key,
             sizes=queued_sizes(shape),
             nbytes=part.nbytes,
             # The first stages are admitted as the chain is; what follows from them has been.
@@ -141,7 +148,7 @@ class RequestRecord(Arrival):
             tensors=tensors,
             arrived=now,
             stage=part,
-            parent=Parent(self.id, self.model, self.arrived),
+            parent=Parent(self.id, self.served.name, self.arrived),
             routed=routed,
         )
 

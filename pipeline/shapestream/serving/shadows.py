@@ -381,7 +381,7 @@ def _copy(record: RequestRecord, model: ServedModel, fit: Fit) -> RequestRecord 
         return None
     return replace(
         record,
-        model=model.name,
+        model=model.key,
         sizes=queued_sizes(shape),
         group=group,
         served=model,

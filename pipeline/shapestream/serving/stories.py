@@ -292,7 +292,7 @@ class Stories:
         message = end.message if isinstance(end, RequestEnded) else end.action.message
         return Past(
             member_of(record),
-            record.model,
+            record.served.name,
             end.at,
             end.code,
             message,
@@ -314,7 +314,7 @@ class Stories:
         record = end.request.record
         stages = self._stages_of(end.request)
         if end.request.run.failure is None:
-            past = Past(member_of(record), record.model, end.at, None, "", None, stages=stages)
+            past = Past(member_of(record), record.served.name, end.at, None, "", None, stages=stages)
         elif self._ended and self._ended[-1].member.number == record.id:
             past = self._ended.pop()._replace(stages=stages)
         else:
@@ -326,7 +326,7 @@ class Stories:
         """Return what is known of a request of a chain that waits or runs."""
         request = self._chains.get(record.id)
         stages = () if request is None else self._stages_of(request)
-        return Past(member_of(record), record.model, inf, None, "", None, stages=stages)
+        return Past(member_of(record), record.served.name, inf, None, "", None, stages=stages)
 
     def _stages_of(self, request: ChainRequest) -> tuple[StageFacts, ...]:
         """Return the facts of a chain's stages."""
@@ -492,7 +492,7 @@ class Stories:
         return {
             record.id: Past(
                 member_of(record),
-                record.model,
+                record.served.name,
                 inf,
                 None,
                 "",

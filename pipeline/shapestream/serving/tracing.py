@@ -125,7 +125,7 @@ class RequestTracer:
         """Return the known facts of a request that ends with a result."""
         part = None if record.stage is None else part_of(record.stage, record.id)
         runs = tuple(self._stories.attempts(record.id, record.arrived, run))
-        return Past(member_of(record), record.model, at, None, "", None, runs, part=part)
+        return Past(member_of(record), record.served.name, at, None, "", None, runs, part=part)
 
     def _note(self, traced: Sequence[RequestRecord], pasts: Sequence[Past], run: Run | None) -> None:
         if len(self._ends) >= MAX_WAITING:

@@ -14,7 +14,7 @@ which tells the scheduler through `Dispatcher.worker_left`; scheduling/recovery.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 import trio
@@ -30,7 +30,7 @@ from shapestream.serving.connected_workers import (
 )
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.port_traffic import DEAR, GONE, REJOIN, REJOIN_S, Inbox, Item, Outgoing, PeerLink
-from shapestream.serving.served_models import ServedModels
+from shapestream.serving.served_models import ServedModel, ServedModels
 from shapestream.serving.workers import ConnectedWorker, Offer, ReportRefused, SlotRecord, WorkerState
 from shapestream.settings import ServerSettings
 from shapestream.telemetry.logging import get_logger
@@ -111,6 +111,14 @@ class WorkerPort:
     def dialled_in(self) -> int:
         """The workers that are here and were started elsewhere."""
         return sum(worker.dialled_in for worker in self._workers.controls.values())
+
+    def is_needed(self, name: str) -> bool:
+        """Tell whether requests wait for what only this worker has, or may do so as soon as another one has joined."""
+        worker = self._workers.named(name)
+        if worker is None or not worker.is_serving:
+            return False
+        joining = any(other.state is WorkerState.GREETING for other in self._workers.controls.values())
+        return joining or self._availability.is_needed(worker)
 
     async def run(self) -> None:
         """Serve the port until cancelled."""
@@ -200,13 +208,14 @@ class WorkerPort:
 
     # ---------------------------------------------------------------- what workers are told
 
-    def _welcome(self, peer: bytes, offer: Offer, now: float) -> None:
+    def _welcome(self, peer: bytes, offer: Offer, serves: Mapping[str, ServedModel], now: float) -> None:
         """Begin a worker's session; that of another connection with the same name ends."""
         while (other := self._workers.named(offer.name)) is not None:
             self._workers.leave(other, "came back on another connection", now)
         worker = ConnectedWorker(
             peer,
             offer,
+            serves,
             self.outgoing,
             now,
             session=next(self._workers.sessions),

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from shapestream.scheduling.batches import Batch
 from shapestream.serving.port_traffic import Outgoing, PeerLink
+from shapestream.serving.served_models import ServedModel
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.slices import Slices
 from shapestream.telemetry.logging import get_logger
@@ -360,6 +361,7 @@ class ConnectedWorker(PeerLink):
         "name",
         "pid",
         "port",
+        "serves",
         "session",
         "since",
         "slots",
@@ -376,12 +378,14 @@ class ConnectedWorker(PeerLink):
         self,
         peer: bytes | None,
         offer: Offer,
+        serves: Mapping[str, ServedModel],
         outgoing: Outgoing,
         now: float,
         *,
         session: int,
         dialled_in: bool,
     ) -> None:
+        """Begin a session. `serves`: the models of the offer as the server has them, by name."""
         super().__init__(peer, now)
         self.state = WorkerState.GREETING
         self.since = now
@@ -392,6 +396,7 @@ class ConnectedWorker(PeerLink):
         """As it appears in timings and logs: `name/slot`."""
         self.pid = offer.pid
         self.models = offer.models
+        self.serves = dict(serves)
         self.costs = offer.costs
         self.wide = offer.wide
         """Costs of the models of its wide slot, which is the last one of `slots`; empty: it has none."""
@@ -421,6 +426,11 @@ class ConnectedWorker(PeerLink):
         state = CONNECTED_WORKER_TABLE[name][self.state]
         if state is not self.state:
             self.state, self.since = state, now
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it gets batches."""
+        return self.state is WorkerState.SERVING
 
     @property
     def has_greeted(self) -> bool:
@@ -476,7 +486,15 @@ class LocalWorker(ConnectedWorker):
     prefetch_s = LOCAL_PREFETCH_S
     in_server = True
 
-    def __init__(self, own: SlotThreads, outgoing: Outgoing, now: float, *, session: int) -> None:
+    def __init__(
+        self,
+        own: SlotThreads,
+        serves: Mapping[str, ServedModel],
+        outgoing: Outgoing,
+        now: float,
+        *,
+        session: int,
+    ) -> None:
         offer = Offer(
             name="local",
             pid=os.getpid(),
@@ -487,7 +505,7 @@ class LocalWorker(ConnectedWorker):
             digests=own.digests,
             tolerances=read_tolerances(own.tolerances, own.models),
         )
-        super().__init__(None, offer, outgoing, now, session=session, dialled_in=False)
+        super().__init__(None, offer, serves, outgoing, now, session=session, dialled_in=False)
         self._own = own
 
     def cancel(self, slot: SlotRecord, batch: int) -> None:

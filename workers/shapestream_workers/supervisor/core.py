@@ -361,6 +361,11 @@ class Supervisor:
         return self._workers[worker].state
 
     @property
+    def stopping(self) -> bool:
+        """True if all processes are to end, or to leave."""
+        return self._stopping
+
+    @property
     def roles(self) -> tuple[str, ...]:
         """The roles that are wanted, in order."""
         found = dict.fromkeys(worker.role for worker in self._workers.values())
@@ -547,6 +552,7 @@ class Supervisor:
         worker.last_said = exit_.said
         if worker.overdue:
             return self._give_up(worker, self._too_late(exit_.said), configuration=False)
+        read_before = worker.replace_soon and worker.ready_at is None
         self._replacements.forget(worker)
         if worker.role in self._unwanted:
             self._forget(worker)
@@ -555,6 +561,10 @@ class Supervisor:
             # It was asked to end, or crashed before that; either way its successor runs, now with all the time it needs.
             worker.successor.ready_by = None
             del self._workers[worker.name]
+            return []
+        if read_before and exit_.status in (EXIT_CONFIGURATION, EXIT_UNUSABLE):
+            # It was started before the last request, and what it could not use is replaced.
+            self._wait(worker, 1, self._policy.backoff_max_s, now, jitter)
             return []
         if exit_.status == EXIT_CONFIGURATION:
             reason = f"its configuration cannot be used{exit_.said and ': '}{exit_.said}"

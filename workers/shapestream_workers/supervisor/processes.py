@@ -57,6 +57,8 @@ log = structlog.get_logger()
 
 LAST_LINES_S = 0.5
 """Seconds to read the last lines of an ended process. Its children may have inherited the pipe and keep it open."""
+WAIT_SHARE = 0.8
+"""Part of the time to finish in which a process that others replace goes on, if requests wait for what only it has."""
 EXIT_NOT_STARTED = 127
 """Exit status, as in a shell, of a process that could not be started."""
 
@@ -66,6 +68,10 @@ EndTold: TypeAlias = Callable[[str, str, bool], Awaitable[LastState]]
 
 async def _no_answer(role: str, worker: str, died: bool) -> LastState:
     return LastState()
+
+
+async def _at_once(worker: str) -> None:
+    return
 
 
 class GaveUp(Exception):
@@ -110,19 +116,23 @@ class SupervisedProcesses:
         given_up: Callable[[str, str], None] = lambda role, reason: None,
         revived: Callable[[str], None] = lambda role: None,
         all_ready: Callable[[], None] = lambda: None,
+        finished: Callable[[str], Awaitable[None]] = _at_once,
     ) -> None:
         """Call `ended` for each end of a process. `kind` is what logs call them. They inherit `descriptors`.
 
         `spare`: roles without which the others go on, even if their configuration never could be used.
 
         `given_up` is called with each role that is not started again, and the reason; `revived` with a role that was given
-        up and is started again on request; `all_ready` whenever every role has a ready process again.
+        up and is started again on request; `all_ready` whenever every role has a ready process again. `finished` returns
+        when a process that others have replaced, by its name at the server, may be asked to end.
         """
         self._commands = dict(commands)
         self._kind = kind
         self._descriptors = descriptors
         self._spare = frozenset(spare)
         self._ended = ended
+        self._finished = finished
+        self._policy = policy or RestartPolicy()
         self._told_given_up = given_up
         self._told_revived = revived
         self._supervisor = Supervisor(commands, policy)
@@ -285,8 +295,7 @@ class SupervisedProcesses:
                     if name in self._running:
                         self._running[name].process.send_signal(LEAVE)
                 case TerminateWorker(worker=name):
-                    if name in self._running:
-                        self._running[name].process.terminate()
+                    self._nursery.start_soon(self._let_go, name)
                 case KeepWorker(worker=name, reason=reason):
                     self._log(log.error, "cannot be replaced", name, why=reason)
                 case KillWorker(worker=name, why=reason):
@@ -297,6 +306,17 @@ class SupervisedProcesses:
                         self._running[name].process.kill()
                 case GiveUp():
                     self._give_up(action)
+
+    async def _let_go(self, name: str) -> None:
+        """Ask a process to finish. One that others replace may be the last with what requests wait for, and serves those."""
+        worker = self._running.get(name)
+        if worker is None:
+            return
+        if not self._supervisor.stopping:
+            with trio.move_on_after(self._policy.drain_s * WAIT_SHARE):
+                await self._finished(worker.registered)
+        if self._running.get(name) is worker:
+            worker.process.terminate()
 
     def _give_up(self, action: GiveUp) -> None:
         self._log(log.error, "given up", action.worker, why=action.reason)
