@@ -101,7 +101,7 @@ class Bench:
         self._batches = 0
         offer = Offer(name="w", pid=1, slots=2, models={})
         port = Outgoing(memory_server(), "workers", ServerStatistics(), codec_of(Role.SERVER_OF_WORKERS))
-        worker = ConnectedWorker(None, offer, port, 0.0, session=1, dialled_in=False)
+        worker = ConnectedWorker(None, offer, {}, port, 0.0, session=1, dialled_in=False)
         self._slots = {slot.label: Slot(slot.slot, frozenset(MODELS), peer=slot) for slot in worker.slots}
 
     def session(self, client: ClientId = CLIENT) -> ClientSession:
