@@ -151,6 +151,36 @@ def test_another_signature_is_served_to_those_who_fit_and_told_to_the_others(wor
             ].tolist()
 
 
+def test_models_of_the_servers_own_process_are_loaded_beside_the_old_ones(workplace: Any) -> None:
+    """One comes, one goes, one changes; what cannot be loaded leaves all as it was, and nobody is refused meanwhile."""
+    own = "    in_process: {slots: 1}\n"
+
+    def file(*models: str) -> str:
+        return SERVER + "    models:\n" + "".join(models) + own
+
+    served = workplace.serve(file(model("kept"), model("gone")))
+    served.wait_for("server ready")
+    with Asking(served, "kept"), served.client() as client:
+        assert [1.0, 2.0] == ask(client, "gone")
+        workplace.write(file(model("kept", n="0..128"), model("new")))
+        assert [
+            "models added: new",
+            "models removed: gone",
+            "model changed: kept (inputs)",
+            "workers replaced: local",
+        ] == reload(workplace, served)
+        assert [1.0, 2.0] == ask(client, "new")
+        with pytest.raises(shapestream.Unavailable, match="the reloaded configuration has it no more"):
+            ask(client, "gone")
+        assert ["no model changed", "workers left alone: local"] == reload(workplace, served)
+        workplace.write(file(model("kept", n="0..128"), model("new", function="gated:nothing")))
+        changed, kept = reload(workplace, served, status=1)
+        assert "model changed: new (function)" == changed
+        assert "worker local goes on unchanged: " in kept
+        assert "gated" in kept
+        assert [1.0, 2.0] == ask(client, "new")
+
+
 def test_a_plan_changes_nothing(workplace: Any) -> None:
     """It names what would be replaced, with memory and time; a YAML that cannot be used is refused as ever."""
     served = workplace.serve(yaml(model("m"), workers=group("m")))

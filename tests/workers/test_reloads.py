@@ -57,22 +57,19 @@ def test_models_are_named_with_the_keys_that_changed(tmp_path: Path) -> None:
     assert expected == compare(before, now, files={"a", "new"})
 
 
-def test_what_the_servers_own_process_reads_needs_a_restart(tmp_path: Path) -> None:
-    """All of `server` and `in_process`; without worker processes models, too."""
+def test_what_the_server_reads_at_its_start_needs_a_restart(tmp_path: Path) -> None:
+    """Most of `server`, the limit of its own memory, and whether models run in its process; the models do not."""
     before = settings(tmp_path, model("a"), model("gone"), more="in_process: {slots: 1}\n")
     now = settings(
         tmp_path, model("a", "    trust: true\n"), model("new"),
-        more="in_process: {slots: 2}\nserver: {heartbeat_s: 0.5, grace_s: 3}\nlogging: {level: debug}\n",
+        more="in_process: {slots: 2, memory_limit: 4GiB}\nserver: {heartbeat_s: 0.5, grace_s: 3, reload_s: 9}\n"
+        "logging: {level: debug}\n",
     )  # fmt: skip
-    needed = [
-        "server.heartbeat_s",
-        "server.grace_s",
-        "in_process",
-        "models[a]",
-        "models[gone]",
-        "models[new]",
-    ]
-    assert Changes(added=[], removed=[], changed={}, need_restart=needed) == compare(before, now)
+    needed = ["server.heartbeat_s", "server.grace_s", "in_process.memory_limit"]
+    expected = Changes(added=["new"], removed=["gone"], changed={"a": ["trust"]}, need_restart=needed)
+    assert expected == compare(before, now)
+    workers = compare(before, settings(tmp_path, model("a"), model("gone")))
+    assert ["in_process", "workers"] == workers.need_restart
 
 
 def test_the_lines_of_a_reload_name_a_worker_that_does_not_come_up() -> None:

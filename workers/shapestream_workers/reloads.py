@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from math import inf
 from typing import Any
 
 import structlog
@@ -23,14 +24,14 @@ import trio
 
 from shapestream.errors import ConfigurationError
 from shapestream.loading.models import digests_of
+from shapestream.loading.own_slots import own_slots
 from shapestream.loading.sources import sources_of
 from shapestream.serving.server import Server
 from shapestream.settings import LoadedSettings, ModelSettings, ServerSettings, Settings, load_settings
-from shapestream.settings.version_settings import ROUTING
 from shapestream_engine.machine import allowed_cpus
 from shapestream_workers.access import server_security
 from shapestream_workers.gateways import GatewayPorts
-from shapestream_workers.roles import Roles, WorkerRole, roles_of
+from shapestream_workers.roles import Roles, WorkerRole, own_role_of, roles_of
 from shapestream_workers.supervisor.core import Restarted
 from shapestream_workers.supervisor.processes import SupervisedProcesses
 
@@ -98,6 +99,8 @@ def _needs_of(changed: Sequence[str], before: Collection[str], workers: Supervis
     )
 
 
+OWN = "local"
+"""The name of the server's own process among workers."""
 NO_CHANGES = Changes(added=[], removed=[], changed={}, need_restart=[])
 NOTHING_RESTARTED = Restarted(replaced=(), kept={}, given_up={}, starting={})
 
@@ -161,20 +164,17 @@ def changes_between(
             need_restart.append(f"server.{kind}.address")
         elif None in gateways and gateways[0] != gateways[1]:
             need_restart.append(f"server.{kind}")
-    if started.in_process != now.in_process:
+    if (started.in_process is None) != (now.in_process is None):
         need_restart.append("in_process")
+    elif started.in_process and now.in_process:
+        own = (started.in_process.memory_limit, now.in_process.memory_limit)
+        need_restart += ["in_process.memory_limit"] if own[0] != own[1] else []
     for name in sorted(old.keys() & new.keys()):
         keys = [*_changed_keys(old[name], new[name]), *(["files"] if name in files else [])]
         if keys:
             changed[name] = keys
     if now.worker_groups and not started.worker_groups:
         need_restart.append("workers")
-    if not started.worker_groups:  # only this process, or workers that dial in, have models
-        other = {
-            name for name, keys in changed.items() if not {*keys} <= {*ROUTING}
-        }  # shares have changed at once
-        need_restart += [f"models[{name}]" for name in sorted((old.keys() ^ new.keys()) | other)]
-        return replace(NO_CHANGES, need_restart=need_restart)
     return Changes(
         added=sorted(new.keys() - old.keys()),
         removed=sorted(old.keys() - new.keys()),
@@ -203,6 +203,8 @@ class _Fresh:
     loaded: LoadedSettings
     digests: dict[str, str]
     roles: Sequence[WorkerRole]
+    own: WorkerRole | None
+    """What the slots of this process would be made of; None where models run in workers."""
     replaced: frozenset[str] = frozenset()
     """The roles whose processes are replaced, or are new."""
 
@@ -216,25 +218,25 @@ class Reloads:
         server: Server,
         *,
         digests: Mapping[str, str],
-        own_digests: Mapping[str, str],
+        own: WorkerRole | None,
         roles: Roles,
         workers: Callable[[], SupervisedProcesses | None],
         gateways: SupervisedProcesses | None,
         gateway_ports: GatewayPorts | None,
-        expect: Callable[[Settings, frozenset[str], frozenset[str]], None],
+        expect: Callable[[Settings, frozenset[str], frozenset[str], Collection[str]], None],
         settled: Callable[[Restarted], None],
     ) -> None:
-        """`digests`: of the models' files; `own_digests`: of those that this process itself serves.
+        """`digests`: of the models' files. `own`: what the slots of this process are made of, if it has any.
 
         `roles`: of the workers. `workers` returns their processes, or None without any. `gateways`: the processes that speak
-        HTTP, if there are any. `expect` is called before the workers read new settings, with the names of the models that
-        workers served before, and of the roles that are replaced; `settled` when each was replaced or cannot be.
+        HTTP, if there are any. `expect` is called before the workers read new settings, with the names of the models before,
+        of the roles that are replaced, and of the models that changed; `settled` when each was replaced or cannot be.
         """
         self._loaded = loaded
         self._server = server
         self._present = loaded.settings
         self._digests = dict(digests)
-        self._own_digests = own_digests
+        self._own = own
         self._roles = roles
         self._doubtful: set[str] = set()
         """Roles whose present process may be made of something else than was read for it."""
@@ -277,6 +279,7 @@ class Reloads:
                 while self._waiting:
                     reload = self._waiting.popleft()
                     if (fresh := await self._read(reload)) is not None:
+                        await self._replace_own(reload, fresh)
                         nursery.start_soon(self._replace, reload, self._workers(), fresh)
 
     async def _read(self, reload: Reload) -> _Fresh | None:
@@ -307,22 +310,28 @@ class Reloads:
             return None
         same_keys = _as_read(settings.server).security == _as_read(self._loaded.settings.server).security
         self._read_keys(reload, fresh.loaded if same_keys else self._loaded)
+        before = frozenset(self._present.models_by_name)
+        every = reload.asked is ReloadRequest.ALL
+        changed_models = settings.models_by_name.keys() if every else reload.changes.changed.keys()
         self._present, self._digests = settings, fresh.digests
-        self._server.serve_files(fresh.digests)
+        if self._own is None:
+            self._server.serve_files(fresh.digests)
         self._server.change_versions(settings.versions)
         self._server.change_chains([chain.spec() for chain in settings.chains])
         self._server.change_logging(settings.logging.level, settings.logging.format)
         if workers is not None:
-            before = self._roles.models
             changed = self._roles.follow(fresh.roles, self._doubtful)
-            fresh.replaced = frozenset(self._roles.by_name) if reload.asked is ReloadRequest.ALL else changed
+            fresh.replaced = frozenset(self._roles.by_name) if every else changed
             self._doubtful |= fresh.replaced  # until they are replaced
-            self._expect(settings, before, fresh.replaced)
+            self._expect(settings, before, fresh.replaced, changed_models)
             log.info("configuration is read again", models=[model.name for model in settings.models])
             log.info("workers are restarted", how="one after the other", workers=sorted(fresh.replaced))
         else:
+            if self._own is None:
+                self._expect(settings, before, frozenset(), changed_models)
+            log.info("configuration is read again", models=[model.name for model in settings.models])
             log.info("no worker is restarted", why="there is none that was started here")
-            if self._gateways is None:
+            if self._gateways is None and self._own is None:
                 self._end(reload, ReloadState.INCOMPLETE if reload.why else ReloadState.OK)
                 return None
         reload.state = ReloadState.REPLACING
@@ -330,11 +339,6 @@ class Reloads:
 
     def _changes(self, fresh: _Fresh) -> Changes:
         """Compare what was read with what was read last."""
-        for name, digest in self._own_digests.items():
-            if fresh.digests.get(name, digest) != digest:
-                advice = "restart the server to serve the new ones"
-                log.warning("model keeps its files", model=name, why="it runs in this process", advice=advice)
-            fresh.digests[name] = digest
         digests = fresh.digests
         return changes_between(
             self._present,
@@ -385,9 +389,60 @@ class Reloads:
         settings = loaded.settings
         digests = digests_of(settings.models)
         sources = sources_of(settings.models, digests)
+        cpus = allowed_cpus().amount
         return _Fresh(
-            loaded=loaded, digests=digests, roles=[*roles_of(settings, allowed_cpus().amount, sources)]
+            loaded=loaded,
+            digests=digests,
+            roles=[*roles_of(settings, cpus, sources)],
+            own=own_role_of(settings, cpus, sources),
         )
+
+    async def _replace_own(self, reload: Reload, fresh: _Fresh) -> None:
+        """Replace the slots of this process, if they would be made of something else.
+
+        The models are compiled beside the old ones, in a thread. If one cannot be, or not within `server.reload_s`, the old
+        ones go on.
+        """
+        settings, own = fresh.loaded.settings, fresh.own
+        if self._own is None or own is None or settings.in_process is None:
+            return
+        same = own.made_of is not None and own.made_of == self._own.made_of
+        if same and reload.asked is not ReloadRequest.ALL:
+            self._expect_own(settings, same=True)
+            reload.restarted = replace(NOTHING_RESTARTED, unchanged=(OWN,))
+            return
+        limit_s = settings.server.reload_s or inf
+        try:
+            with trio.fail_after(limit_s):
+                slots = await trio.to_thread.run_sync(
+                    own_slots,
+                    fresh.loaded,
+                    settings.models,
+                    settings.in_process,
+                    allowed_cpus(),
+                    abandon_on_cancel=True,
+                )
+        except (ConfigurationError, trio.TooSlowError) as error:
+            why = f"it was not ready within {limit_s:g} s (server.reload_s)"
+            if isinstance(error, ConfigurationError):
+                why = "; ".join(error.problems)
+            log.error("own slots are kept", why=why)
+            reload.restarted = replace(NOTHING_RESTARTED, kept={OWN: why})
+            return
+        self._server.serve_files({**fresh.digests, **slots.digests})
+        self._expect_own(settings, same=False)
+        await self._server.replace_own_slots(slots)
+        self._own = own
+        reload.restarted = replace(NOTHING_RESTARTED, replaced=(OWN,))
+
+    def _expect_own(self, settings: Settings, *, same: bool) -> None:
+        """Tell the server which models this process serves from now on; `same`: with the signatures that they had."""
+        assert self._own is not None
+        names = settings.models_by_name
+        for name, model in names.items():
+            self._server.model_expected(name, model, may_change=not same)
+        for name in sorted(self._own.models - names.keys()):
+            self._server.model_withdrawn(name, "the reloaded configuration has it no more")
 
     async def _replace(self, reload: Reload, workers: SupervisedProcesses | None, fresh: _Fresh) -> None:
         """Replace the gateways, which read their files again, then the workers, and record the result."""

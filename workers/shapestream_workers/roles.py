@@ -65,6 +65,22 @@ def roles_of(settings: Settings, cpus: int, sources: Mapping[str, Sources | None
             )
 
 
+def own_role_of(settings: Settings, cpus: int, sources: Mapping[str, Sources | None]) -> WorkerRole | None:
+    """Return what the slots of the server's own process are made of; None where models run in workers."""
+    own = settings.in_process
+    if own is None:
+        return None
+    found = tuple(sources.get(model.name) for model in settings.models)
+    shared = divide_cpus(cpus, 1, own.slots, own.threads)
+    made: Made = (shared, own.wide, settings.server.model_root, *map(for_a_process, settings.models), *found)
+    return WorkerRole(
+        group=0,
+        index=0,
+        models=frozenset(model.name for model in settings.models),
+        made_of=None if None in found else made,
+    )
+
+
 class Roles:
     """The roles by name, `w0`, `w1` and so on."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from tempfile import TemporaryDirectory
@@ -40,7 +40,7 @@ from shapestream_workers.gateways import STOP_GRACE_S, GatewayPorts, open_ports
 from shapestream_workers.interruption import handed_over
 from shapestream_workers.process import exit_after, keep_what_is_loaded
 from shapestream_workers.reloads import Reload, ReloadRequest, Reloads
-from shapestream_workers.roles import Roles, roles_of
+from shapestream_workers.roles import Roles, own_role_of, roles_of
 from shapestream_workers.supervisor.core import Restarted, RestartPolicy
 from shapestream_workers.supervisor.processes import GaveUp, SupervisedProcesses
 from shapestream_workers.upkeep import notify, tend_watchdog, watch_memory
@@ -231,7 +231,7 @@ class _Serving:
                 self._loaded,
                 server,
                 digests=self._digests,
-                own_digests={} if self._local is None else self._local.digests,
+                own=own_role_of(self._loaded.settings, allowed_cpus().amount, sources),
                 roles=self._roles,
                 workers=lambda: self._workers,
                 gateways=gateways,
@@ -373,22 +373,31 @@ class _Serving:
         if self._gateway_ports is not None:
             self._gateway_ports.close()
 
-    def _expect(self, settings: Settings, before: frozenset[str], replaced: frozenset[str]) -> None:
-        """Tell the server which models its workers serve from now on, and which of those `before` they serve no more.
+    def _expect(
+        self,
+        settings: Settings,
+        before: frozenset[str],
+        replaced: frozenset[str],
+        changed: Collection[str],
+    ) -> None:
+        """Tell the server which models the YAML has now, and which of those `before` it has no more.
 
-        Those of `replaced` roles may come with another signature.
+        Those of `replaced` roles may come with another signature, and those that `changed`, if only workers have them that
+        dial in.
         """
         roles = self._roles.by_name
         self._server.groups_changed(self._roles.groups)
         self._sound = {name for name in roles if name in self._sound or name not in self._known_roles}
         self._known_roles = frozenset(roles)
-        now = frozenset[str]().union(*[role.models for role in roles.values()])
-        models = settings.models_by_name
+        here = self._roles.models
         may_change = frozenset[str]().union(*[roles[name].models for name in replaced])
-        for name in sorted(now):
-            self._server.model_expected(name, models[name], may_change=name in may_change)
-        for name in sorted(before - now):
-            self._server.model_withdrawn(name, "the reloaded configuration gives it to no worker")
+        models = settings.models_by_name
+        for name, model in sorted(models.items()):
+            self._server.model_expected(
+                name, model, may_change=name in (may_change if name in here else changed)
+            )
+        for name in sorted(before - models.keys()):
+            self._server.model_withdrawn(name, "the reloaded configuration has it no more")
 
     def _give_up_new_models(self, restarted: Restarted) -> None:
         """End the requests for new models that no worker serves, because none could be replaced."""

@@ -169,6 +169,12 @@ class ConnectedWorkers:
             self._outgoing.say_once(worker.peer, Goodbye())
             self._forget(worker, now)
 
+    def let_go(self, worker: ConnectedWorker, now: float) -> None:
+        """End the session of a worker that drains and has answered everything. What it has not answered runs elsewhere."""
+        if worker.state is not WorkerState.GONE:
+            log.info("worker drained", worker=worker.name, pid=worker.pid)
+            self._forget(worker, now)
+
     def leave(self, worker: ConnectedWorker, why: str, now: float, *, died: bool = False) -> None:
         """End a worker's session, if it has not ended; its batches run again elsewhere. `died`: perhaps of one of them."""
         if worker.state is WorkerState.GONE:

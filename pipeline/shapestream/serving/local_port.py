@@ -36,6 +36,9 @@ from shapestream_engine.batch import ErrorCode
 
 log = get_logger()
 
+LOOK_EVERY_S = 0.1
+"""Seconds between two looks whether the slots are still needed. Each look passes over all requests."""
+
 
 class LocalPort:
     """Reads the port of the server's own slots, and takes their news."""
@@ -47,12 +50,15 @@ class LocalPort:
         models: ServedModels,
         availability: Availability,
         threads: SlotThreads,
+        name: str = "local",
     ) -> None:
+        """`name`: of the slots as a worker, which no other worker has."""
         self.outgoing = outgoing
         self._dispatcher = dispatcher
         self._models = models
         self._availability = availability
         self._threads = threads
+        self._name = name
         self._workers = ConnectedWorkers(outgoing, outgoing.socket.cut_off, dispatcher, availability)
         self.worker: LocalWorker | None = None
         """The slots as a worker, once they have started."""
@@ -61,8 +67,47 @@ class LocalPort:
         self._session_ended = trio.Event()
         """Set when the slots are to greet anew."""
         self._thread_ended = False
+        self._drained = trio.Event()
         self._serves: Mapping[str, ServedModel] = {}
         """The models of the slots, as the server has them."""
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Start the slots, and serve them until cancelled or drained; then end them. Drained ones release their models."""
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.outgoing.socket.run)
+                nursery.start_soon(self.run)
+                self.start()
+                await self.greeted.wait()
+                task_status.started()
+                await self._drained.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            await self._threads.aclose()
+            if self._drained.is_set():
+                self._threads.release()
+            self.outgoing.socket.close()
+
+    async def drain(self, grace_s: float) -> None:
+        """Let the slots finish what they have, and what waits for models that only they have; `grace_s`: seconds for each.
+
+        Others have joined in their place. Then `serve` ends.
+        """
+        worker = self.worker
+        if worker is None or worker.state is WorkerState.GONE:
+            self._drained.set()
+            return
+        with trio.move_on_after(grace_s):
+            while self._availability.is_needed(worker):  # noqa: ASYNC110 - it is seldom, and short
+                await trio.sleep(LOOK_EVERY_S)
+        self._workers.close(worker, "drain", trio.current_time())
+        self._dispatcher.end_turn()
+        with trio.move_on_after(grace_s):
+            while worker.running:  # noqa: ASYNC110 - likewise
+                await trio.sleep(LOOK_EVERY_S)
+        self._workers.let_go(worker, trio.current_time())
+        self._dispatcher.end_turn()
+        self._drained.set()
 
     async def run(self) -> None:
         """Serve the port until cancelled. This task serves the messages that the socket's watcher does not find."""
@@ -99,7 +144,12 @@ class LocalPort:
     def _begin(self, now: float) -> None:
         """Begin a session of the slots."""
         worker = LocalWorker(
-            self._threads, self._serves, self.outgoing, now, session=next(self._workers.sessions)
+            self._threads,
+            self._serves,
+            self.outgoing,
+            now,
+            session=next(self._workers.sessions),
+            name=self._name,
         )
         self.worker = worker
         self._workers.add(worker)

@@ -111,7 +111,6 @@ class Server:
         self._ended = False
         self._grace_s = settings.grace_s
         self._models = models
-        self._local = local
         self._tracer = tracer
         self.addresses = clients.addresses
         """Where clients can connect."""
@@ -210,6 +209,8 @@ class Server:
         """The ports whose peers are other processes."""
         self._worker_port: WorkerPort | None = None
         self._local_port: LocalPort | None = None
+        self._own_slots = count(1)
+        self._tasks: trio.Nursery
         if workers is not None:
             self._listen_to_workers(workers, epoch)
         if local is not None:
@@ -232,12 +233,13 @@ class Server:
         self._ports.append(port)
         self._remote_ports.append(port)
 
-    def _listen_to_slots(self, threads: SlotThreads) -> None:
+    def _listen_to_slots(self, threads: SlotThreads, name: str = "local") -> LocalPort:
         socket, codec = threads.listen()
         outgoing = Outgoing(socket, "slots", self._counters, codec)
-        port = LocalPort(outgoing, self._dispatcher, self._models, self._availability, threads)
+        port = LocalPort(outgoing, self._dispatcher, self._models, self._availability, threads, name)
         self._local_port = port
         self._ports.append(port)
+        return port
 
     # ---------------------------------------------------------------- for the caller
 
@@ -283,6 +285,17 @@ class Server:
             return await self._worker_port.process_ended(worker, died=died)
         except trio.ClosedResourceError:
             return LastState()  # the server has ended meanwhile, and nothing is left to run
+
+    async def replace_own_slots(self, threads: SlotThreads) -> None:
+        """Serve by these slots of this process from now on. The old ones finish what they have, and are released."""
+        old = self._local_port
+        port = self._listen_to_slots(threads, f"local+{next(self._own_slots)}")
+        await self._tasks.start(port.serve)
+        if old is not None:
+            await old.drain(self._settings.grace_s)
+            self._ports.remove(old)
+            if self._idle_bytes is not None:
+                give_back_freed_memory(above_bytes=self._idle_bytes)
 
     async def worker_finished(self, worker: str) -> None:
         """Return when no request waits for a model in an old generation that only this worker has."""
@@ -385,7 +398,8 @@ class Server:
         cost_keeper = self._cost_keeper
         try:
             async with trio.open_nursery() as nursery:
-                for port in self._ports:
+                self._tasks = nursery
+                for port in self._remote_ports:
                     await nursery.start(port.outgoing.socket.run)
                     nursery.start_soon(port.run)
                 nursery.start_soon(self._dispatcher.run_alarm)
@@ -395,8 +409,7 @@ class Server:
                 if cost_keeper is not None:
                     nursery.start_soon(cost_keeper.run, self._scheduler.learned_costs)
                 if self._local_port is not None:
-                    self._local_port.start()
-                    await self._local_port.greeted.wait()
+                    await nursery.start(self._local_port.serve)
                 if reachable is None:
                     self._tell_ready()
                 else:
@@ -413,9 +426,6 @@ class Server:
             self._journal.close()
             if self._tracer is not None:
                 self._tracer.stop()
-            if self._local is not None and self._local_port is not None:
-                await self._local.aclose()
-                self._local_port.outgoing.socket.close()
 
     async def _tell_ready_after(self, reachable: trio.Event) -> None:
         await reachable.wait()

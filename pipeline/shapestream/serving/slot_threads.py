@@ -182,6 +182,8 @@ class SlotThreads:
         self._close_s = close_s
         self._codec = codec_of(Role.WORKER)
         self._threads: list[_SlotThread] = []
+        self._left_behind = False
+        """Whether a thread has not ended when it was asked to."""
 
     @property
     def occupied(self) -> bool:
@@ -252,6 +254,13 @@ class SlotThreads:
         for thread in self._threads:
             thread.difference_s = difference_s
 
+    def release(self) -> None:
+        """Release the devices' memory of the models, after `aclose`. Nothing is released that a thread left behind uses."""
+        if not self._left_behind:
+            for model in (*self._compiled.values(), *self._wide.values()):
+                model.close()
+        self._compiled, self._wide = {}, {}
+
     async def aclose(self) -> None:
         """End the threads within a bounded time, also when cancelled. One that hangs is named and left behind."""
         threads, self._threads = self._threads, []
@@ -263,6 +272,7 @@ class SlotThreads:
             if (model := thread.model) is not None and thread.is_alive():
                 what = f"its call has not ended within {self._close_s:g} s; it ends with the process"
                 log.warning("slot left behind", slot=thread.number, model=model, what=what)
+                self._left_behind = True
 
 
 def _join(threads: Sequence[_SlotThread]) -> None:

@@ -494,9 +494,10 @@ class LocalWorker(ConnectedWorker):
         now: float,
         *,
         session: int,
+        name: str = "local",
     ) -> None:
         offer = Offer(
-            name="local",
+            name=name,
             pid=os.getpid(),
             slots=own.slots,
             models=own.models,

@@ -276,6 +276,8 @@ class WorkerRecord:
     """Time by which it must be ready; None if there is none, or once it was."""
     overdue: bool = False
     """Its process was killed because it was not ready in time."""
+    outdated: bool = False
+    """Its process was ended, since a newer restart replaces it."""
     last_said: str = ""
     """The reason that its last process gave for its end; empty if it gave none."""
 
@@ -490,14 +492,22 @@ class Supervisor:
                 worker.crashes.clear()
                 actions.append(self._start(worker, now))
             elif asked.is_about(worker.role):
-                # This includes a successor that is starting now: it may have read the old configuration.
-                self._replacements.demand(worker)
+                actions += self._renew(worker)
         there = {worker.role for worker in self._workers.values()}
         for role in wanted:
             if role not in there:
                 new = self._workers[role] = WorkerRecord(role, role, ready_by=self._ready_by(now))
                 actions.append(self._start(new, now))
         return actions
+
+    def _renew(self, worker: WorkerRecord) -> list[Action]:
+        """Queue a process for replacement. One that starts beside others is ended instead: it has read what was before."""
+        beside = worker.ready_by is not None or self._replacements.predecessor(worker) is not None
+        if worker.state is ProcessState.RUNNING and worker.ready_at is None and beside:
+            worker.state, worker.wake_at, worker.outdated = ProcessState.STOPPING, None, True
+            return [KillWorker(worker=worker.name, why="a newer reload replaces it")]
+        self._replacements.demand(worker)
+        return []
 
     def _ready_by(self, now: float) -> float | None:
         return None if self._start_s is None else now + self._start_s
@@ -552,6 +562,9 @@ class Supervisor:
         worker.last_said = exit_.said
         if worker.overdue:
             return self._give_up(worker, self._too_late(exit_.said), configuration=False)
+        if worker.outdated:
+            worker.outdated, worker.ready_by = False, self._ready_by(now)
+            return [self._start(worker, now)]
         read_before = worker.replace_soon and worker.ready_at is None
         self._replacements.forget(worker)
         if worker.role in self._unwanted:
