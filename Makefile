@@ -233,6 +233,7 @@ bench: $(READY) ## Measure against bare pyzmq and the best possible batching, as
 	@$(if $(SMOKE),$(BIN)/python -m benchmarks.memory --smoke,true)
 	@$(BIN)/python -m benchmarks.gateway $(if $(SMOKE),--smoke)
 	@$(BIN)/python -m benchmarks.attacks $(if $(SMOKE),--smoke)
+	@$(BIN)/python -m benchmarks.reloads $(if $(SMOKE),--smoke)
 	@$(BIN)/python -m benchmarks.text $(if $(SMOKE),--smoke)
 	@$(BIN)/python -m benchmarks.bulk $(if $(SMOKE),--smoke)
 

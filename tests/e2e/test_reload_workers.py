@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import threading
 from typing import Any
 
@@ -198,6 +200,58 @@ def test_a_plan_changes_nothing(workplace: Any) -> None:
     assert [] == served.events("reload ended")
     workplace.write("    models: [\n")
     assert "not YAML" in reload(workplace, served, "--dry-run", status=1)[0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ("path: missing.onnx", r"models\[0\]\.path: .*no such file"),
+        (
+            "path: damaged.onnx",
+            r"worker w0 goes on unchanged: its configuration cannot be used: .*damaged\.onnx",
+        ),
+        ("proof", r"worker w0 goes on unchanged: its configuration cannot be used: .*server\.yaml:3"),
+        (
+            "function: 'dying_import:f'",
+            r"worker w0 goes on unchanged: it ended 6 times within",
+        ),
+    ],
+)
+def test_a_reload_that_breaks_changes_nothing_and_says_why(workplace: Any, changed: str, words: str) -> None:
+    """Files that are missing or damaged, a proof that fails, a process that dies at its start: the old one serves on."""
+    served = workplace.serve(yaml(model("m"), workers=group("m")))
+    served.wait_for("workers ready")
+    (workplace.folder / "damaged.onnx").write_bytes(bytes(100))
+    good = model("m")
+    if changed == "proof":
+        bad = good.replace("numpy:sort", "gated:centred").replace("trust: true, ", "").replace("{a:", "{x:")
+    elif changed.startswith("path"):
+        bad = f"      - {{name: m, {changed}}}\n"
+    else:
+        bad = good.replace("function: 'numpy:sort'", changed)
+    workers = served.workers()
+    with Asking(served, "m"):
+        workplace.write(yaml(bad, workers=group("m")))
+        lines = reload(workplace, served, status=1)
+        assert re.search(words, "\n".join(lines)), lines
+        assert workers == served.workers()
+        workplace.write(yaml(good, workers=group("m")))
+        reload(workplace, served)
+
+
+def test_a_newer_reload_ends_what_an_older_one_still_prepares(workplace: Any) -> None:
+    """Its process would come up with what was read before, or never; both reloads end with the newer one's."""
+    served = workplace.serve(yaml(model("m"), workers=group("m")))
+    served.wait_for("workers ready")
+    with Asking(served, "m"):
+        workplace.write(yaml(model("m", function="waiting_import:sort"), workers=group("m")))
+        served.send(signal.SIGHUP)
+        served.wait_for("worker started", 2)
+        workplace.write(yaml(model("m"), workers=group("m")))
+        assert ["model changed: m (function)", "workers replaced: w0"] == reload(workplace, served)
+        killed = served.events("worker killed")
+        assert ["a newer reload replaces it"] == [event["why"] for event in killed]
+        assert ["ok", "ok"] == [event["result"] for event in served.wait_for("reload ended", 2)]
 
 
 def test_a_worker_that_does_not_come_up_in_time_is_ended_and_the_old_one_stays(workplace: Any) -> None:
