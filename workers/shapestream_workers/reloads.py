@@ -202,6 +202,9 @@ class _Fresh:
 
     loaded: LoadedSettings
     digests: dict[str, str]
+    """Of the models' files."""
+    before: Mapping[str, str]
+    """Those that were served before."""
     roles: Sequence[WorkerRole]
     own: WorkerRole | None
     """What the slots of this process would be made of; None where models run in workers."""
@@ -393,6 +396,7 @@ class Reloads:
         return _Fresh(
             loaded=loaded,
             digests=digests,
+            before=self._digests,
             roles=[*roles_of(settings, cpus, sources)],
             own=own_role_of(settings, cpus, sources),
         )
@@ -464,9 +468,20 @@ class Reloads:
             reload.restarted = restarted
             self._doubtful.difference_update(restarted.replaced, restarted.added, restarted.removed)
             self._restarts = {name: known.restarts for name, known in workers.presences.items()}
+            self._keep_files(restarted, fresh)
             self._settled(restarted)
         sound = not reload.why and reload.restarted.is_whole and reload.gateways.is_whole
         self._end(reload, ReloadState.OK if sound else ReloadState.INCOMPLETE)
+
+    def _keep_files(self, restarted: Restarted, fresh: _Fresh) -> None:
+        """Serve the files before where only old processes have a model: else one that connects anew would be refused."""
+        roles = self._roles.by_name
+        done = (*restarted.replaced, *restarted.added, *restarted.unchanged)
+        new = frozenset[str]().union(*[roles[name].models for name in done if name in roles])
+        old = frozenset[str]().union(*[roles[name].models for name in restarted.kept if name in roles])
+        kept = {name: fresh.before[name] for name in old - new if name in fresh.before}
+        self._digests |= kept
+        self._server.keep_files(kept)
 
     def _end(self, reload: Reload, state: ReloadState) -> None:
         reload.state = state
