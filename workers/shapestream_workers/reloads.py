@@ -31,6 +31,7 @@ from shapestream.settings import LoadedSettings, ModelSettings, ServerSettings, 
 from shapestream_engine.machine import allowed_cpus
 from shapestream_workers.access import server_security
 from shapestream_workers.gateways import GatewayPorts
+from shapestream_workers.process import drop_what_is_gone
 from shapestream_workers.roles import Roles, WorkerRole, own_role_of, roles_of
 from shapestream_workers.supervisor.core import Restarted
 from shapestream_workers.supervisor.processes import SupervisedProcesses
@@ -436,6 +437,7 @@ class Reloads:
         self._server.serve_files({**fresh.digests, **slots.digests})
         self._expect_own(settings, same=False)
         await self._server.replace_own_slots(slots)
+        drop_what_is_gone()
         self._own = own
         reload.restarted = replace(NOTHING_RESTARTED, replaced=(OWN,))
 

@@ -68,6 +68,8 @@ class LocalPort:
         """Set when the slots are to greet anew."""
         self._thread_ended = False
         self._drained = trio.Event()
+        self.ended = trio.Event()
+        """Set when `serve` has ended its slots."""
         self._serves: Mapping[str, ServedModel] = {}
         """The models of the slots, as the server has them."""
 
@@ -87,6 +89,7 @@ class LocalPort:
             if self._drained.is_set():
                 self._threads.release()
             self.outgoing.socket.close()
+            self.ended.set()
 
     async def drain(self, grace_s: float) -> None:
         """Let the slots finish what they have, and what waits for models that only they have; `grace_s`: seconds for each.

@@ -294,8 +294,7 @@ class Server:
         if old is not None:
             await old.drain(self._settings.grace_s)
             self._ports.remove(old)
-            if self._idle_bytes is not None:
-                give_back_freed_memory(above_bytes=self._idle_bytes)
+            await old.ended.wait()
 
     async def worker_finished(self, worker: str) -> None:
         """Return when no request waits for a model in an old generation that only this worker has."""
