@@ -44,7 +44,9 @@ PER_S = 33.0
 """Requests per second of each client."""
 DEADLINE_S = 1.0
 RELOAD_S = 5.0
-"""`server.reload_s`."""
+"""`server.reload_s`, where a process does not come up."""
+PATIENT_S = 120.0
+"""The same where it does."""
 AIM_P99 = 3.0
 """p99 during a reload / p99 while the same processes start beside the server."""
 QUIET_S = 0.5
@@ -83,6 +85,7 @@ class Kind(NamedTuple):
     more: str = "trust: true"
     bound: int = 64
     path: str = ""
+    reload_s: float = PATIENT_S
 
 
 KINDS = (
@@ -92,8 +95,8 @@ KINDS = (
     Kind("a missing file", "refused", path="missing.onnx"),
     Kind("a damaged file", "incomplete", path="damaged.onnx"),
     Kind("a refuted proof", "incomplete", function="changed_model:centred", more="batching: {max_batch: 8}"),
-    Kind("a process that dies", "incomplete", function="dies_at_start:f"),
-    Kind("a process that hangs", "incomplete", function="hangs_at_start:f"),
+    Kind("a process that dies", "incomplete", function="dies_at_start:f", reload_s=RELOAD_S),
+    Kind("a process that hangs", "incomplete", function="hangs_at_start:f", reload_s=RELOAD_S),
 )
 SMOKE = (KINDS[0], KINDS[1], KINDS[2], KINDS[3], KINDS[5])
 
@@ -120,7 +123,7 @@ class Setting:
         source = f"path: {kind.path}" if kind.path else f'function: "{kind.function}", {ports}'
         beside = f'function: "never_changes:same", {ports}'.replace(f"n:1..{kind.bound}", "n:1..64")
         self.path.write_text(
-            f"server: {{listen: [ipc://s.sock], admin: {HOST}:0, http: {HOST}:0, reload_s: {RELOAD_S:g}}}\n"
+            f"server: {{listen: [ipc://s.sock], admin: {HOST}:0, http: {HOST}:0, reload_s: {kind.reload_s:g}}}\n"
             "models:\n"
             f"  - {{name: changed, {source}, calibration_s: 0, {kind.more}}}\n"
             f"  - {{name: beside, {beside}, calibration_s: 0, trust: true}}\n"
