@@ -9,11 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.raw_client import RawClient
 from tests.e2e.admin import port_of
-from tests.e2e.conftest import PATIENCE_S
+from tests.e2e.conftest import PATIENCE_S, until
 from tests.e2e.sorter import ask, model
 
 import shapestream
+from shapestream.wire.messages import Failure
+from shapestream_engine.layout import Tensors
 
 pytest.importorskip("prometheus_client", reason="the extra [admin] is not installed")
 pytestmark = pytest.mark.e2e
@@ -144,13 +147,21 @@ def test_another_signature_is_served_to_those_who_fit_and_told_to_the_others(wor
             assert np.array_equal(wide[:, ::-1], client.infer("m", {"a": wide}, deadline=PATIENCE_S)["y"])
             doubles = model("m").replace("f32", "f64")
             workplace.write(yaml(doubles, model("kept"), workers=f"{group('m', count=2)}, {group('kept')}"))
-            reload(workplace, served)
-            with pytest.raises(shapestream.InvalidRequest, match=r"model 'm' has changed: input 'a'"):
-                client.infer("m", {"a": wide}, deadline=PATIENCE_S)
-        with served.client() as client:
-            assert [1.0, 2.0] == client.infer("m", {"a": np.array([[2.0, 1.0]])}, deadline=PATIENCE_S)["y"][
-                0
-            ].tolist()
+            with RawClient(served.address, "m") as deaf:
+                reload(workplace, served)
+                two = np.array([[2, 1]], np.float32)
+                deaf.ask(Tensors(layout=((0, "f32", (1, 2)),), buffers=(two.tobytes(),)))
+                (refused,) = until(
+                    "an answer", lambda: [one for one in deaf.take() if isinstance(one, Failure)]
+                )
+                assert "invalid" == refused.code
+                assert (
+                    "model 'm' has changed: input 'a': its type is f64, and clients know f32; open it again"
+                    == refused.message
+                )
+            # The server has told it, so it sends as f64 what it sent as f32.
+            changed = client.infer("m", {"a": two}, deadline=PATIENCE_S)["y"]
+            assert ([[1.0, 2.0]], np.float64) == (changed.tolist(), changed.dtype)
 
 
 def test_models_of_the_servers_own_process_are_loaded_beside_the_old_ones(workplace: Any) -> None:

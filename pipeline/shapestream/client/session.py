@@ -23,6 +23,8 @@ What it promises:
   vanishes then, that request alone may be to blame; after `MOST_LOSSES` of these losses it ends as `poisoned`. If a
   single server is left that has not vanished with it, that one is spared: the others are looked for, and then it ends so.
 - A model that no ticket asked for is not listened to, or a server could fill this client's memory.
+- A server may say anew what a model is, since a reload has changed it. What comes then is for the new one. Requests that
+  were checked against the old one keep its number, which the server knows for as long as it lives.
 
 What it does not do: it reads no tensors, knows nothing of streams, and does not open connections. It asks for a new one
 (`Due.reconnect`).
@@ -158,6 +160,8 @@ class Session:
         """The last connection's trouble, as the end of a sentence; empty after a welcome."""
         self.models: dict[str, ModelHandle] = {}
         """Opened models by name, for any thread. A model lives for as long as the server keeps its signature."""
+        self._replaced: list[ModelHandle] = []
+        """Models that a reload has changed, and whose numbers requests have."""
         self._models_asked: set[str] = set()
         self._statistics_asked = False
         self._control: list[Entry] = []
@@ -356,7 +360,7 @@ class Session:
                 self._welcome(entry, now)
             case Unknown():
                 self._link.forgotten(now)
-            case ModelOpened() if entry.name in self._models_asked:
+            case ModelOpened() if entry.name in self._models_asked or entry.name in self.models:
                 self._model_opened(entry)
             case ModelRefused() if entry.name in self._models_asked:
                 self._model_refused(entry)
@@ -416,6 +420,7 @@ class Session:
             if not self._leaves and self.in_flight.held_at is None:
                 self._suspect_what_it_had(now)
             self._alone, self._welcomed_at = None, self._place
+            self._void_numbers()
             if not self._others:  # of several servers, this one may have had higher numbers before
                 self.in_flight.highest_sent = 0
             self._epoch, self._here_since = entry.epoch, now
@@ -484,13 +489,14 @@ class Session:
             self._control.append(OpenModel(name=name))
 
     def _ask_again(self) -> None:
-        """Repeat the questions of an earlier connection. Its answers will not come, and its models' numbers are void.
+        """Repeat the questions of an earlier connection, whose answers will not come.
 
-        Every model opened so far is asked for, since requests that wait for credit need its number.
+        Every model opened so far is asked for: a reload may have changed it, and requests that wait for credit need its
+        number. Until the answer none is sent, since the bounds of grants come first.
         """
         self._models_asked.clear()
         self._statistics_asked = False
-        for model in self.models.values():
+        for model in (*self.models.values(), *self._replaced):
             model.number = None
         for welcomed in self.in_flight.of_kind(WelcomeTicket):
             self.in_flight.end(welcomed, True)
@@ -503,18 +509,40 @@ class Session:
         for asking in self.in_flight.of_kind(StoriesTicket):
             self._ask(asking)
 
+    def _void_numbers(self) -> None:
+        """Know no number at another server. What was checked against a signature that is not the last one fails."""
+        for model in self.models.values():
+            model.number = model.number_here = None
+        replaced, self._replaced = self._replaced, []
+        for model in replaced:
+            model.stale = True
+            self.in_flight.fail_requests_of(model, lambda: Unavailable(CHANGED))
+
+    def _replace(self, model: ModelHandle) -> None:
+        """Keep a model that a reload has changed, while requests have its number; void that of an earlier server."""
+        if model.number_here is None:
+            model.stale = True
+            self.in_flight.fail_requests_of(model, lambda: Unavailable(CHANGED))
+            return
+        model.number = model.number_here
+        used = [ticket.model for ticket in self.in_flight.of_kind(RequestTicket)]
+        self._replaced = [known for known in (*self._replaced, model) if any(one is known for one in used)]
+
     def _model_opened(self, entry: ModelOpened) -> None:
-        """Give the model to all tickets that wait for it; requests checked against another signature of it fail."""
+        """Give the model to all tickets that wait for it; requests checked against another server's fail."""
         self._models_asked.discard(entry.name)
         model = self.models.get(entry.name)
         if model is not None and model.described == entry.signature:
-            model.number = entry.number
+            model.number = model.number_here = entry.number
         else:
             replaced = model
             model = self.models[entry.name] = self._new_model(entry.name, entry.signature, entry.number)
+            model.number_here = entry.number
             if replaced is not None:
-                replaced.stale = True
-                self.in_flight.fail_requests_of(replaced, lambda: Unavailable(CHANGED))
+                self._replace(replaced)
+        for earlier in self._replaced:
+            if earlier.name == entry.name:
+                earlier.number = earlier.number_here
         for ticket in self.in_flight.of_kind(OpenTicket):
             if ticket.name == entry.name:
                 self.in_flight.end(ticket, model)

@@ -101,7 +101,9 @@ class ModelHandle:
     described: dict[str, Any]
     """The signature as the server sent it."""
     number: int | None
-    """None while a new server has not been asked yet."""
+    """None while the server has not been asked yet, on this connection."""
+    number_here: int | None = None
+    """That of the last answer of this server, also on an earlier connection; None: it has not answered yet."""
     stale: bool = False
     """The server now has another model under this name; requests checked against this signature are void."""
 

@@ -649,20 +649,29 @@ class ClientPort:
         elif why is not None:
             self.outgoing.say(session, ModelRefused(name=name, code="unavailable", message=why))
         elif model is not None:
-            self.outgoing.say(session, _opened(model, name))
+            self._tell_opened(session, model, name)
         elif models.may_come(name):
             self._waiting.setdefault(name, {})[session] = None
         else:
             self.outgoing.say(session, ModelRefused(name=name, code="invalid", message=models.unknown(name)))
 
+    def _tell_opened(self, session: ClientSession, model: ServedModel, name: str) -> None:
+        session.opened[name] = model.number
+        self.outgoing.say(session, _opened(model, name))
+
     def model_added(self, model: ServedModel) -> None:
-        """Answer the sessions that wait for this model."""
+        """Answer the sessions that wait for this model, and tell those that know another number of it."""
         names = (model.name,) if model.version is not None else (model.name, versioned(model.name, ONLY))
         for name in names:
             if self._models.find(name) is not model:
                 continue
             for session in self._waiting.pop(name, {}):
-                self.outgoing.say(session, _opened(model, name))
+                self._tell_opened(session, model, name)
+            if model.number == 0 or model.like is not None:
+                continue  # nobody knows another number
+            for session in self.sessions:
+                if session.opened.get(name, model.number) != model.number:
+                    self._tell_opened(session, model, name)
 
     def model_unavailable(self, name: str, why: str) -> None:
         """Refuse the sessions that wait for this model, which will not come."""

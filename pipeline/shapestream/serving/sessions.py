@@ -225,6 +225,7 @@ class ClientSession(PeerLink):
         "key_use",
         "names_suspects",
         "number",
+        "opened",
         "questions",
         "running",
         "statistics_asked",
@@ -262,6 +263,8 @@ class ClientSession(PeerLink):
         """The client's clock, by which its deadlines count."""
         self.names_suspects = True
         """Whether its suspects run alone: it has always repeated in time that they are about to."""
+        self.opened: dict[str, int] = {}
+        """The numbers that it was told, by the name that it asked for: as many as there are models."""
         self.questions = 0
         """Unanswered questions for stories."""
         self.statistics_asked = 0
