@@ -39,6 +39,7 @@ from benchmarks.report import Figure, Report, print_reports
 from shapestream import DeadlineExceeded, blocking
 from shapestream.wire.messages import Failure, ResultEntry
 from shapestream_engine.layout import Tensors
+from shapestream_workers.reload import AdminAddress, reload_server
 
 PER_S = 33.0
 """Requests per second of each client."""
@@ -285,22 +286,11 @@ class Running:
     def reload(self, kind: Kind) -> dict[str, Any]:
         """Reload, and return the result; raises AssertionError for another one than expected."""
         self._setting.write(kind)
-        started = self._ask("PUT", "/reload", b"{}")
-        while not started["ended"]:
-            time.sleep(0.05)
-            started = self._ask("GET", f"/reload?number={started['number']}")
-        if started["state"] != kind.result:
-            raise AssertionError(f"{kind.name}: {started['state']} instead of {kind.result}: {started}")
-        return started
-
-    def _ask(self, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
-        connection = http.client.HTTPConnection(HOST, self.admin, timeout=10.0)
-        try:
-            connection.request(method, path, body, {"Content-Type": "application/json"})
-            told: dict[str, Any] = json.loads(connection.getresponse().read())
-        finally:
-            connection.close()
-        return told
+        admin = AdminAddress(host=HOST, port=self.admin, token=None)
+        found = reload_server(admin, "changes", timeout_s=LOG_S)
+        if found["state"] != kind.result:
+            raise AssertionError(f"{kind.name}: {found['state']} instead of {kind.result}: {found}")
+        return found
 
 
 @contextmanager

@@ -13,9 +13,9 @@ from benchmarks.raw_client import RawClient
 from tests.e2e.admin import port_of
 from tests.e2e.conftest import PATIENCE_S, until
 from tests.e2e.sorter import ask, model
+from tests.entries import Failure
 
 import shapestream
-from shapestream.wire.messages import Failure
 from shapestream_engine.layout import Tensors
 
 pytest.importorskip("prometheus_client", reason="the extra [admin] is not installed")
