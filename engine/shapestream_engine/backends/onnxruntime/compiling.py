@@ -23,6 +23,7 @@ import onnxruntime as ort
 
 from shapestream_engine.backends.file_ports import FilePort, no_tensors, signature_of
 from shapestream_engine.backends.host_request import HostModel, HostRequest
+from shapestream_engine.backends.onnxruntime.providers import ProviderDevice, Providers, short_name
 from shapestream_engine.element_types import dtype_of
 from shapestream_engine.errors import InferenceError, ModelLoadError, SignatureError
 from shapestream_engine.files import open_regular
@@ -58,13 +59,14 @@ answers are right."""
 
 def compile_spec(spec: ModelSpec, *, slots: int, threads: int | None) -> HostModel:
     """Read the model, apply the names and bounds of the spec, and make a session."""
-    provider, provider_options = provider_of(spec)
+    providers = _providers(spec)
     source = _source(spec)
     options, properties = session_options(spec, slots, 1 if _has_trees(source) else threads)
+    (provider, provider_options), *_ = providers
     properties |= {"provider": provider} | {
         f"{_PROVIDER}{name}": value for name, value in provider_options.items()
     }
-    session = _session(spec, source, options, provider, provider_options)
+    session = _session(spec, source, options, providers)
     signature = _signature(spec, session)
     ports = (*signature.inputs, *signature.outputs)
     has_strings = any(port.is_string for port in ports)
@@ -95,25 +97,21 @@ def read_spec(spec: ModelSpec) -> ModelSignature:
 
 def _plain_session(spec: ModelSpec) -> ort.InferenceSession:
     """Make a session that only tells what the file holds, without the time of an optimization."""
-    provider, provider_options = provider_of(spec)
+    providers = device_of(spec).reading(ort.get_available_providers())
     options, _ = session_options(spec, 1, 1)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return _session(spec, _source(spec), options, provider, provider_options)
+    return _session(spec, _source(spec), options, providers)
 
 
 def _session(
-    spec: ModelSpec,
-    source: str | bytes,
-    options: ort.SessionOptions,
-    provider: str,
-    provider_options: Mapping[str, Any],
+    spec: ModelSpec, source: str | bytes, options: ort.SessionOptions, providers: Providers
 ) -> ort.InferenceSession:
     try:
-        session = ort.InferenceSession(source, options, providers=[(provider, provider_options)])
+        session = ort.InferenceSession(source, options, providers=providers)
     except Exception as error:  # ONNX Runtime's errors have no other common class
         where = f"the model {spec.path}" if spec.path is not None else f"model {spec.name!r}"
         raise ModelLoadError(f"cannot read {where}: {engine_words(error)}") from error
-    if provider not in session.get_providers():
+    if any(provider not in session.get_providers() for provider, _ in providers):
         raise ModelLoadError(
             f"model {spec.name!r}: {spec.device} cannot run it, only {session.get_providers()}"
         )
@@ -234,21 +232,32 @@ def _set(options: ort.SessionOptions, name: str, value: Any) -> None:
         raise ValueError(f"unknown; known are {known}, and names with a dot")
 
 
-def provider_of(spec: ModelSpec) -> tuple[str, dict[str, str]]:
-    """Return the execution provider of the spec's device (`CPU`, `CUDA`, `CUDA:1`) and its options; raises
-    `ModelLoadError`."""
-    device, _, number = spec.device.partition(":")
-    known = {name.removesuffix("ExecutionProvider"): name for name in ort.get_available_providers()}
-    found = next((name for short, name in known.items() if short.lower() == device.lower()), None)
-    if found is None or (number and not number.isdecimal()):
+def device_of(spec: ModelSpec) -> ProviderDevice:
+    """Return the spec's device (`CPU`, `CUDA`, `CUDA:1`); raises `ModelLoadError`."""
+    available = ort.get_available_providers()
+    device = ProviderDevice.parse(spec.device, available)
+    if device is None:
+        known = ", ".join(map(short_name, available))
         raise ModelLoadError(
-            f"model {spec.name!r}: no device {spec.device!r} here; this ONNX Runtime has {', '.join(known)}"
+            f"model {spec.name!r}: no device {spec.device!r} here; this ONNX Runtime has {known}"
         )
-    options = {"device_id": number} if number else {}
-    if device.upper() == "CUDA":
-        options["use_tf32"] = "0"  # f32 by default, as with every engine
-    own = {name: str(value) for name, value in spec.properties.items() if name.startswith(_PROVIDER)}
-    return found, options | {name.removeprefix(_PROVIDER): value for name, value in own.items()}
+    return device
+
+
+def _providers(spec: ModelSpec) -> Providers:
+    """Return the execution providers of a session that runs calls, and their options: defaults, then the spec's
+    properties. A file is read for its ports first where the options follow from its bounds."""
+    device = device_of(spec)
+    inputs = read_spec(spec).inputs if device.needs_bounds else ()
+    own = {
+        name.removeprefix(_PROVIDER): str(value)
+        for name, value in spec.properties.items()
+        if name.startswith(_PROVIDER)
+    }
+    try:
+        return device.running(inputs, own, ort.get_available_providers())
+    except SignatureError as error:
+        raise SignatureError(f"model {spec.name!r}: {error}", key=error.key) from error
 
 
 def _truth(value: Any) -> bool:
