@@ -31,7 +31,7 @@ import trio
 from shapestream.client import aio_client, blocking_client, trio_client
 from shapestream.client.async_face import Client, running_library
 from shapestream.errors import ConfigurationError
-from shapestream.loading.own_slots import own_slots
+from shapestream.loading.process_slots import own_slots
 from shapestream.serving.server import Server, serve
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import (

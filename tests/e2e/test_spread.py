@@ -16,9 +16,9 @@ from tests.e2e.conftest import PATIENCE_S, ROOT, Served, Workplace, until
 
 import shapestream
 from shapestream import aio, blocking
-from shapestream.client import spreading
+from shapestream.client import look_ups
+from shapestream.client.look_ups import addresses_of
 from shapestream.client.opened_models import Failed
-from shapestream.client.spreading import addresses_of
 from shapestream.errors import InvalidRequest, Unavailable, WorkerLost
 
 pytestmark = pytest.mark.e2e
@@ -290,8 +290,8 @@ def test_the_addresses_of_a_name_come_and_go(workplace: Workplace, monkeypatch: 
         text = text.replace(f"ipc://{name}.sock", f'ipc://{name}.sock, "tcp://127.0.0.1:0"')
         servers[name] = workplace.serve(workplace.write(text, f"{name}.yaml"))
     place = {name: served.events("server ready")[0]["listen"][1] for name, served in servers.items()}
-    monkeypatch.setattr(spreading, "addresses_of", lambda _: list(found))
-    monkeypatch.setattr(spreading, "LOOK_UP_S", 0.05)
+    monkeypatch.setattr(look_ups, "addresses_of", lambda _: list(found))
+    monkeypatch.setattr(look_ups, "LOOK_UP_S", 0.05)
     found.append(place["a"])
     with blocking.connect("tcp://servers.test:1", spread=True, connect_timeout=PATIENCE_S) as client:
         assert [place["a"]] == list(client.statistics()["servers"])

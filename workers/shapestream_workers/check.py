@@ -32,7 +32,7 @@ from shapestream.loading.models import (
 from shapestream.loading.proof import TriedModel, chosen_engine, probe_options, rows_together, try_model
 from shapestream.loading.trials import News, side_by_side
 from shapestream.settings import LoadedSettings, Location, ModelSettings, TextFolder, load_models
-from shapestream.settings.model_settings import AUTO_ENGINE
+from shapestream.settings.model_sources import AUTO_ENGINE
 from shapestream_engine.backends.registry import EngineChoice, check_engine, engines_of_path
 from shapestream_engine.batch import BatchReport
 from shapestream_engine.batch_axis import inputs_line

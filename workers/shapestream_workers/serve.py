@@ -23,7 +23,7 @@ import trio
 from shapestream.addresses import is_protectable
 from shapestream.errors import ConfigurationError
 from shapestream.loading.models import digests_of, placement_warnings
-from shapestream.loading.own_slots import own_slots
+from shapestream.loading.process_slots import own_slots
 from shapestream.loading.sources import sources_of
 from shapestream.serving.allocator import keep_freed_memory
 from shapestream.serving.server import Server, serve

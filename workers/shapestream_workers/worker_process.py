@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -20,13 +20,11 @@ import trio
 
 from shapestream.addresses import check_destination, is_beyond_loopback, is_protectable, reached_from_here
 from shapestream.errors import ConfigurationError
-from shapestream.loading.measured_costs import cost_tables
-from shapestream.loading.models import compile_models, placement_warnings
+from shapestream.loading.models import placement_warnings
+from shapestream.loading.process_slots import process_slots
 from shapestream.loading.trials import Measuring
-from shapestream.loading.wide_forms import wide_forms
 from shapestream.serving.allocator import keep_freed_memory
-from shapestream.serving.slot_threads import SlotThreads
-from shapestream.settings import AdminSettings, LoadedSettings, ModelSettings, WorkerGroupSettings
+from shapestream.settings import AdminSettings, LoadedSettings, WorkerGroupSettings
 from shapestream.settings.values import spell_bytes
 from shapestream.transport.curve_keys import CallerKeys
 from shapestream.transport.interface import Connection, Wake
@@ -119,7 +117,16 @@ def run_worker(
     own = loaded.settings.models_of(group, index)
     dialling = _Dialling(address, keys)
     with port.preparing() if port is not None else nullcontext():
-        served = _prepared(loaded, group, own, address, slots=slots, threads=threads, dial=dialling.dial)
+        served = process_slots(
+            loaded,
+            own,
+            group,
+            slots=slots,
+            threads=threads,
+            check=lambda _: _check_memory_limit(loaded, group),
+            measuring=Measuring.beside(address),
+            dial=dialling.dial,
+        )
     supervised = ready_channel is not None
     unique = _unique_name(name, supervised=supervised)
     log.info(
@@ -145,35 +152,6 @@ def run_worker(
     with handed_over() as taken_over:
         grace_s = loaded.settings.server.grace_s
         return trio.run(_run, worker, grace_s, group.memory_limit, ready_channel, taken_over, port)
-
-
-def _prepared(
-    loaded: LoadedSettings,
-    group: WorkerGroupSettings,
-    own: Sequence[ModelSettings],
-    address: str,
-    *,
-    slots: int,
-    threads: int,
-    dial: Callable[[Wake], BlockingDealer],
-) -> SlotThreads:
-    """Compile the models, measure their costs, and return their slots. Raises `ConfigurationError` for unusable ones."""
-    measuring = Measuring.beside(address)
-    with measuring.trials():
-        models = compile_models(loaded, own, slots=slots, threads=threads)
-    _check_memory_limit(loaded, group)
-    costs = cost_tables(own, models, slots=slots, threads=threads, measuring=measuring)
-    wide = wide_forms(
-        own,
-        models,
-        costs,
-        wish=group.wide,
-        slots=slots,
-        threads=threads,
-        memory_limit=group.memory_limit,
-        measuring=measuring,
-    )
-    return SlotThreads(models=models, slots=slots, costs=costs, wide=wide, dial=dial)
 
 
 def _tell_ready(channel: int | None) -> None:

@@ -19,26 +19,22 @@ as one session counts them: it ends as `poisoned` after `MOST_LOSSES`, and where
 that one is spared. Where the model must not run twice, the request ends as `worker_lost`. A server that comes back is told
 to cancel what moved.
 
-A name among the addresses is looked up every `LOOK_UP_S`, in a thread; each of its addresses is an arm. One that is gone
-from the answer is left when its server is gone, too; an empty answer, or none, changes nothing. Two addresses of one
-server, by its epoch, are one arm's work.
+A name among the addresses is looked up now and then (look_ups.py); each of its addresses is an arm. One that is gone from
+the answer is left when its server is gone, too. Two addresses of one server, by its epoch, are one arm's work.
 
 Questions besides requests go to all arms. The first answer opens a model; counters and stories are collected.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import math
 import os
 import random
-import socket
-import threading
 import weakref
 from bisect import insort
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -47,7 +43,6 @@ from typing import Any, cast
 
 import trio
 
-from shapestream.addresses import is_protectable
 from shapestream.client.connector import Address, Addresses, connector_for
 from shapestream.client.core import (
     CLOSED,
@@ -60,6 +55,7 @@ from shapestream.client.core import (
     WithdrawAll,
     closing,
 )
+from shapestream.client.look_ups import LookUps
 from shapestream.client.opened_models import Model
 from shapestream.client.session import CHANGED, ENDED_SERVERS, LAST_SERVER, MAY_HAVE_RUN, LinkSettings
 from shapestream.client.spread import Prices, least_loaded
@@ -96,8 +92,8 @@ from shapestream.wire.tags import MOST_LOSSES
 
 _log = logging.getLogger("shapestream")
 
-LOOK_UP_S = 10.0
-"""Seconds between look-ups of a name, and until a server is asked again for a model that it refused."""
+REFUSED_S = 10.0
+"""Seconds until a server is asked again for a model that it refused."""
 SIZE_S = 60.0
 """Seconds between questions for a server's number of slots: workers come and go."""
 _JOIN_S = 5.0
@@ -244,11 +240,6 @@ class SpreadCore:
         """Make it for these addresses; raises as `connector_for` does."""
         connector = connector_for(address, key=key, server_key=server_key)  # checks them all
         self.name = connector.name
-        given: Sequence[Address] = (
-            [address] if isinstance(address, str) or not isinstance(address, Sequence) else address
-        )
-        self._fixed = [each for each in given if not _has_name(each)]
-        self._names = [str(each) for each in given if _has_name(each)]
         self._connect = partial(connector_for, key=key, server_key=server_key)
         self._software = software
         self._settings = replace(settings, gives_up=True)
@@ -259,6 +250,7 @@ class SpreadCore:
         self._is_abandoned = is_abandoned
         self._chance = random.Random()
         self.submissions = SubmissionQueue(self._deliver, lambda: None)
+        self._look_ups = LookUps(address, self.submissions.wake)
         self._arms: dict[str, Arm] = {}
         """By address."""
         self.models = SpreadModels(self._arms)
@@ -271,10 +263,6 @@ class SpreadCore:
         self._returned: deque[Hop | Poll] = deque()
         self._is_told = False
         """Whether a turn is due that has not begun, and takes what came back."""
-        self._found: deque[tuple[str, list[str]]] = deque()
-        """New answers of look-ups: a name, and its addresses."""
-        self._named: dict[str, list[str]] = {}
-        """The last answers."""
         self._routes: OrderedDict[RequestTicket, Route] = OrderedDict()
         self._waiting: list[Route] = []
         """The routes without a hop, in order of submission."""
@@ -285,7 +273,6 @@ class SpreadCore:
         self._places = 0
         self._none_since: float | None = clock()
         """The time since which no arm takes requests; None where one does."""
-        self._ended = threading.Event()
         self._stopping = False
 
     # ------------------------------------------------------------ any thread
@@ -342,10 +329,9 @@ class SpreadCore:
         weakref.finalize(self, wake.close).atexit = False  # as that of a core
         self.submissions.open(wake.set)
         try:
-            for address in self._fixed:
+            for address in self._look_ups.fixed:
                 self._add_arm(address if isinstance(address, str) else f"memory {len(self._arms)}", address)
-            if self._names:
-                threading.Thread(target=self._look_up_names, name="shapestream-names", daemon=True).start()
+            self._look_ups.start()
             while not (self._stopping or (self._is_abandoned is not None and self._is_abandoned())):
                 wake.wait(min(self._next_due() - self.clock(), self._settings.silence_s))
                 self._turn()
@@ -371,18 +357,6 @@ class SpreadCore:
         """Wake the router where an arm's turn may have changed what it waits for."""
         if self._waiting or self._none_since is not None:
             self.submissions.wake()
-
-    def _look_up_names(self) -> None:
-        while not self._ended.is_set():
-            for name in self._names:
-                try:
-                    found = addresses_of(name)
-                except OSError:
-                    found = []
-                if found:
-                    self._found.append((name, found))
-                    self.submissions.wake()
-            self._ended.wait(LOOK_UP_S)
 
     def _turn(self) -> None:
         now = self.clock()
@@ -414,18 +388,17 @@ class SpreadCore:
     # ------------------------------------------------------------ arms
 
     def _take_found(self) -> None:
-        """Add the addresses of names, and forget those that are gone from the answer and from the network."""
-        if not self._found:
+        """Add the addresses that names have now, and note which arms' addresses are gone."""
+        found = self._look_ups.take()
+        if found is None:
             return
-        while self._found:
-            name, found = self._found.popleft()
-            for address in found:
-                if address not in self._arms:
-                    self._add_arm(address, address)
-            self._named[name] = found
-        named = {*self._fixed, *(address for found in self._named.values() for address in found)}
+        named = [address for addresses in found.values() for address in addresses]
+        for address in named:
+            if address not in self._arms:
+                self._add_arm(address, address)
+        kept = {*self._look_ups.fixed, *named}
         for address, arm in self._arms.items():
-            arm.is_named = address in named
+            arm.is_named = address in kept
 
     def _see_arms(self, now: float) -> None:
         """Note which arms have a server that takes requests, and give up those that no name has any more."""
@@ -539,7 +512,7 @@ class SpreadCore:
     def _open_at(self, arm: Arm, name: str, now: float) -> None:
         """Ask an arm for a model, unless it was asked, or has refused it of late."""
         poll, at = arm.polls.get(name, (None, -math.inf))
-        if poll is not None and (not poll.answers or now < at + LOOK_UP_S):
+        if poll is not None and (not poll.answers or now < at + REFUSED_S):
             return
         poll = Poll(OpenTicket(cast("Owner", None), name=name), self._back)
         arm.polls[name] = (poll, now)
@@ -758,7 +731,7 @@ class SpreadCore:
     # ------------------------------------------------------------ the end
 
     def _finish(self) -> None:
-        self._ended.set()
+        self._look_ups.stop()
         for arm in self._arms.values():
             arm.core.stop()
         self._take_submissions(self.clock())
@@ -787,22 +760,3 @@ def _copy_of(ticket: Question, owner: Owner) -> Question:
                 owner, deadline=ticket.deadline, request=ticket.request, slowest=ticket.slowest
             )
     raise TypeError(f"{type(ticket).__name__} is no question")
-
-
-def _has_name(address: Address) -> bool:
-    """Tell whether an address has a name to look up."""
-    if not isinstance(address, str) or not is_protectable(address):
-        return False
-    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return host != "localhost"
-    return False
-
-
-def addresses_of(address: str) -> list[str]:
-    """Return the IPv4 addresses that the name in `tcp://NAME:PORT` has now. Raises OSError where it has none."""
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    found = socket.getaddrinfo(host, int(port), family=socket.AF_INET, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(f"tcp://{place[0]!s}:{port}" for *_, place in found))

@@ -43,7 +43,7 @@ from shapestream.settings import (
     WorkerGroupSettings,
     registered_functions,
 )
-from shapestream.settings.model_settings import GivenFunction
+from shapestream.settings.model_sources import GivenFunction
 from shapestream.telemetry.logging import get_logger
 from shapestream.version_fit import misfit
 from shapestream.versions import canaries, versioned

@@ -15,8 +15,8 @@ from shapestream.settings.model_settings import (
     ProbeSettings,
     ShapesSettings,
     TokenizerSettings,
-    registered_functions,
 )
+from shapestream.settings.model_sources import registered_functions
 from shapestream.settings.server_settings import (
     AdminSettings,
     GatewaySettings,

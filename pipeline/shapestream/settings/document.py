@@ -15,7 +15,8 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from shapestream.errors import did_you_mean
 from shapestream.settings.chain_settings import ChainSettings
-from shapestream.settings.model_settings import AUTO_ENGINE, ModelSettings
+from shapestream.settings.model_settings import ModelSettings
+from shapestream.settings.model_sources import AUTO_ENGINE
 from shapestream.settings.server_settings import ServerSettings
 from shapestream.settings.values import (
     COUNT,
