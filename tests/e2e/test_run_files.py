@@ -19,6 +19,8 @@ from PIL import Image
 from pyarrow import ipc, parquet
 from tests.e2e.conftest import IMPORTABLE, until
 
+from shapestream import __version__
+
 pytestmark = pytest.mark.e2e
 
 SERVER = """\
@@ -400,9 +402,9 @@ def unfinished(site: Any) -> Any:
     return site
 
 
-@pytest.mark.parametrize("changed", ["input", "model", "columns"])
+@pytest.mark.parametrize("changed", ["input", "model", "columns", "shapestream"])
 def test_another_run_does_not_go_on_with_it(changed: str, unfinished: Any) -> None:
-    """Another input, model or option is refused by name."""
+    """Another input, model, option or version is refused by name."""
     more = []
     match changed:
         case "input":
@@ -411,6 +413,9 @@ def test_another_run_does_not_go_on_with_it(changed: str, unfinished: Any) -> No
             unfinished.write(SERVER.replace("batch:1..8", "batch:1..4"))
         case "columns":
             more = ["--column", "x=other"]
+        case "shapestream":
+            manifest = unfinished.folder / "out.parquet.parts" / "manifest.json"
+            manifest.write_text(manifest.read_text().replace(f'"{__version__}"', '"0.0.1"'))
     status, said = ended(command(unfinished, "f", "in.parquet", "out.parquet", "--resume", *more))
     assert (3, True) == (status, f"it belongs to another run: {changed} changed" in said), said
 

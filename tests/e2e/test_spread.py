@@ -306,6 +306,34 @@ def test_the_addresses_of_a_name_come_and_go(workplace: Workplace, monkeypatch: 
         until("the other one", lambda: [place["b"]] == list(client.statistics()["servers"]))
 
 
+def test_a_name_without_addresses_is_told_and_looked_up_again(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connecting fails with the name; a client that has other addresses goes on, and finds the name's later."""
+    found: list[str] = []
+    text = MODEL.format(name="a", function="double_in_silence", most=64, idempotent="true", max_batch=4)
+    text = text.replace("ipc://a.sock", 'ipc://a.sock, "tcp://127.0.0.1:0"')
+    later = workplace.serve(workplace.write(text, "a.yaml")).events("server ready")[0]["listen"][1]
+    serve(workplace, "b")
+
+    def look_up(name: str) -> list[str]:
+        if not found:
+            raise OSError("no such name")
+        return list(found)
+
+    monkeypatch.setattr(look_ups, "addresses_of", look_up)
+    monkeypatch.setattr(look_ups, "LOOK_UP_S", 0.05)
+    name = "tcp://servers.test:1"
+    with pytest.raises(Unavailable, match=rf"no server answered at .*no address was found for {name}"):
+        blocking.connect(name, spread=True, connect_timeout=0.2)
+    fixed = address(workplace, "b")
+    with blocking.connect([name, fixed], spread=True, connect_timeout=PATIENCE_S) as client:
+        assert is_right(0, client.infer("double", next(rows(1))))
+        assert [fixed] == list(client.statistics()["servers"])
+        found.append(later)
+        all_there(client, 2)
+
+
 def test_a_name_is_looked_up() -> None:
     """Each of its addresses, with the port; IPv4, as everywhere else."""
     assert "tcp://127.0.0.1:5555" in addresses_of("tcp://localhost:5555")

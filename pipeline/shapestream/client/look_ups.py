@@ -58,6 +58,11 @@ class LookUps:
             self._latest[name] = found
         return self._latest
 
+    @property
+    def without(self) -> list[str]:
+        """The names that have had no address so far."""
+        return [name for name in self._names if name not in self._latest]
+
     def _look_up(self) -> None:
         while not self._ended.is_set():
             for name in self._names:

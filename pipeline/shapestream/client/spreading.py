@@ -627,12 +627,12 @@ class SpreadCore:
         for route in [*self._waiting]:
             deadline = route.ticket.deadline
             if deadline is not None and deadline <= now:
-                words = NEVER_SENT if none_since is None else f"no server answers at {self.name}"
+                words = NEVER_SENT if none_since is None else f"no server answers at {self._where}"
                 if none_since is None and route.hops:
                     words = "the servers that had it did not answer in time"
                 self._end_waiting(route, DeadlineExceeded(words))
             elif none_since is not None and now >= max(none_since, route.waits_since) + patience_s:
-                words = f"no server has answered at {self.name} for {now - none_since:.0f} s"
+                words = f"no server has answered at {self._where} for {now - none_since:.0f} s"
                 self._end_waiting(route, Unavailable(words))
             elif (
                 route.losses
@@ -646,7 +646,13 @@ class SpreadCore:
         for poll in [*self._questions.values()]:
             if poll.ticket.deadline is not None and poll.ticket.deadline <= now and not poll.inner:
                 self._withdraw(poll.ticket)
-                self._end(poll.ticket, Unavailable(f"no server answered at {self.name}"))
+                self._end(poll.ticket, Unavailable(f"no server answered at {self._where}"))
+
+    @property
+    def _where(self) -> str:
+        """The addresses, for errors; and which names have none."""
+        without = ", ".join(self._look_ups.without)
+        return f"{self.name} (no address was found for {without})" if without else self.name
 
     def _end_waiting(self, route: Route, error: RequestError) -> None:
         self._waiting.remove(route)
