@@ -306,6 +306,29 @@ def test_the_addresses_of_a_name_come_and_go(workplace: Workplace, monkeypatch: 
         until("the other one", lambda: [place["b"]] == list(client.statistics()["servers"]))
 
 
+def test_a_name_is_looked_up_when_its_server_goes(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the time until the next look-up: what waits goes to the server that has taken its place."""
+    found: list[str] = []
+    servers = {}
+    for name in ("a", "b"):
+        text = MODEL.format(name=name, function="double_in_silence", most=64, idempotent="true", max_batch=4)
+        text = text.replace(f"ipc://{name}.sock", f'ipc://{name}.sock, "tcp://127.0.0.1:0"')
+        servers[name] = workplace.serve(workplace.write(text, f"{name}.yaml"))
+    place = {name: served.events("server ready")[0]["listen"][1] for name, served in servers.items()}
+    monkeypatch.setattr(look_ups, "addresses_of", lambda _: list(found))
+    monkeypatch.setattr(look_ups, "LOOK_UP_S", 10 * PATIENCE_S)
+    found.append(place["a"])
+    with blocking.connect("tcp://servers.test:1", spread=True, connect_timeout=PATIENCE_S) as client:
+        assert is_right(0, client.infer("double", next(rows(1))))
+        found[:] = [place["b"]]
+        servers["a"].send(signal.SIGTERM)
+        assert 0 == servers["a"].wait()
+        assert is_right(0, client.infer("double", next(rows(1))))
+        assert [place["b"]] == list(client.statistics()["servers"])
+
+
 def test_a_name_without_addresses_is_told_and_looked_up_again(
     workplace: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

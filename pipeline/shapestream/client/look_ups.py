@@ -1,8 +1,8 @@
 """Addresses of servers as they are given: those that stay, and names that are looked up again and again.
 
 A name stands for the servers behind it, such as the pods behind a headless service. It is looked up every `LOOK_UP_S` in a
-thread, since the C library's look-up blocks. An empty answer, or none, changes nothing: servers that are there keep their
-links while the names' own server is away.
+thread, since the C library's look-up blocks, and soon after a server has gone: another may have taken its place. An empty
+answer, or none, changes nothing: servers that are there keep their links while the names' own server is away.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from shapestream.client.connector import Address, Addresses
 
 LOOK_UP_S = 10.0
 """Seconds between look-ups of a name."""
+SOON_S = 1.0
+"""Seconds until the next look-up, at least, where servers go: they may go one after the other, and the answer be late."""
 
 
 class LookUps:
@@ -39,6 +41,7 @@ class LookUps:
         """New answers, a name and its addresses. Each is taken within a turn of the owner, which it wakes."""
         self._latest: dict[str, list[str]] = {}
         self._ended = threading.Event()
+        self._hastened = threading.Event()
 
     def start(self) -> None:
         """Begin to look names up, if there are any."""
@@ -48,6 +51,11 @@ class LookUps:
     def stop(self) -> None:
         """Let the thread end. A look-up that is under way is not waited for."""
         self._ended.set()
+        self._hastened.set()
+
+    def hasten(self) -> None:
+        """Look names up soon. Any number of times."""
+        self._hastened.set()
 
     def take(self) -> dict[str, list[str]] | None:
         """Return the addresses of each name, if there is a new answer; else None."""
@@ -65,6 +73,7 @@ class LookUps:
 
     def _look_up(self) -> None:
         while not self._ended.is_set():
+            self._hastened.clear()
             for name in self._names:
                 try:
                     found = addresses_of(name)
@@ -73,7 +82,8 @@ class LookUps:
                 if found:
                     self._answers.append((name, found))
                     self._tell()
-            self._ended.wait(LOOK_UP_S)
+            if self._hastened.wait(LOOK_UP_S):
+                self._ended.wait(SOON_S)
 
 
 def _has_name(address: Address) -> bool:

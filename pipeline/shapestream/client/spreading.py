@@ -407,7 +407,9 @@ class SpreadCore:
                 arm.thread.check()  # a defect: it ends the client
             if arm.epoch != arm.core.epoch:
                 arm.epoch, arm.here_since, arm.sized_at = arm.core.epoch, now, -math.inf
-            arm.is_open = arm.core.takes_requests
+            was_open, arm.is_open = arm.is_open, arm.core.takes_requests
+            if was_open and not arm.is_open:
+                self._look_ups.hasten()
             if not (arm.is_open or arm.is_named or arm.hops):
                 arm.core.stop()
                 del self._arms[arm.address]
@@ -416,7 +418,9 @@ class SpreadCore:
                 self._ask_arm(arm, Poll(StatisticsTicket(cast("Owner", None)), self._back))
         if self._open_arms():
             self._none_since = None
-        elif self._none_since is None:
+            return
+        self._look_ups.hasten()
+        if self._none_since is None:
             self._none_since = now
 
     def _open_arms(self) -> list[Arm]:
