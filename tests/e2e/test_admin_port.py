@@ -66,6 +66,16 @@ def test_ready_means_that_every_model_has_a_slot_and_the_server_does_not_drain(w
     assert 0 == served.wait()
 
 
+def test_no_server_is_ready_before_its_gateways(workplace: Any) -> None:
+    """A balancer that believed it would be refused: gRPC's port is not open yet."""
+    pytest.importorskip("grpc", reason="the extra [grpc] is not installed")
+    both = ADMIN.replace("admin", "http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin")
+    served = workplace.try_serve(MODELS.replace("SERVER", both))
+    port = port_of(served)
+    until("readiness", lambda: get(port, "/health/ready")[0] == 200)
+    assert 1 == len(served.events("grpc ready"))
+
+
 def test_live_fails_while_the_loop_stands_still_and_while_all_slots_hang(workplace: Any) -> None:
     """A stopped process does not answer; one whose only slot is lost says that only a restart helps."""
     config = MODELS.replace("SERVER", ADMIN)

@@ -48,6 +48,8 @@ MOST_BATCHES = 512
 """Batches that the page keeps for its viewers: with 50 batches per second, those of ten seconds."""
 LEAVES = "the server leaves"
 """The reason why a server is not ready from the request to end it on."""
+NO_GATEWAYS = "gateways are being started"
+"""The reason before all of them were there once: gRPC's port refuses connections until then."""
 SLOWEST_SHOWN = 12
 """Stories on the page; each takes about 50 us to make."""
 
@@ -73,6 +75,8 @@ class Readings:
     """The sockets that other processes reach."""
     started: float
     leaves: trio.Event
+    reachable: trio.Event | None = None
+    """Set when the gateways are there; None: there are none."""
     worker_port: WorkerPort | None = None
     groups: Mapping[str, int] = field(default_factory=dict)
     """The configured workers by name, each with the number of its entry of `workers`."""
@@ -93,11 +97,17 @@ class Readings:
         offered = self._offered()
         if model is not None:
             return self._model_not_ready(model, offered)
-        reasons = [LEAVES] if self.leaves.is_set() else []
+        reasons = self._own_reasons()
         rests = canaries(self.models.versions)  # the rest has their share meanwhile
         counted = (name for name in self.models.promised if name not in self.models.new and name not in rests)
         reasons += [_no_slot_for(name) for name in counted if name not in offered]
         return reasons or ([] if offered else ["no slot"])
+
+    def _own_reasons(self) -> list[str]:
+        """Return the reasons that concern all models."""
+        if self.leaves.is_set():
+            return [LEAVES]
+        return [] if self.reachable is None or self.reachable.is_set() else [NO_GATEWAYS]
 
     def readiness(self) -> dict[str, Any]:
         """Return why this server, and which models, should get no requests now, as plain data."""
@@ -131,7 +141,7 @@ class Readings:
         return {one.name for one in versions if versioned(one.name, one.rest) in offered}
 
     def _model_not_ready(self, model: str, offered: Set[str]) -> list[str]:
-        reasons = [LEAVES] if self.leaves.is_set() else []
+        reasons = self._own_reasons()
         reasons += [self.models.unavailable[model]] if model in self.models.unavailable else []
         return reasons or ([] if model in offered else [_no_slot_for(model)])
 

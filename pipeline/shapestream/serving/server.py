@@ -399,6 +399,7 @@ class Server:
 
     async def _run(self, task_status: trio.TaskStatus[Server], reachable: trio.Event | None) -> None:
         cost_keeper = self._cost_keeper
+        self.readings.reachable = reachable
         try:
             async with trio.open_nursery() as nursery:
                 self._tasks = nursery
