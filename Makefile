@@ -182,10 +182,10 @@ protos: .venv-protos/.ready ## Write the gateway's protobuf module from its .pro
 	@cd pipeline && ../.venv-protos/bin/python -m grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. \
 		shapestream/gateway/open_inference.proto
 
-test-tools: $(READY) ## Run the tests that need a real Prometheus and a real browser (Debian: apt-get install prometheus chromium).
-	@for tool in prometheus promtool chromium; do command -v $$tool > /dev/null || { echo "test-tools needs $$tool"; exit 1; }; done
+test-tools: $(READY) ## Run the tests that need Prometheus, a browser and haproxy (Debian: apt-get install prometheus chromium haproxy).
+	@for tool in prometheus promtool chromium haproxy; do command -v $$tool > /dev/null || { echo "test-tools needs $$tool"; exit 1; }; done
 	@$(PIP) install -c constraints.txt --group browser
-	@$(BIN)/python -m pytest tests/tools/prometheus.py tests/tools/page.py
+	@$(BIN)/python -m pytest -m "" tests/tools/prometheus.py tests/tools/page.py tests/e2e/network/test_rolling_restart.py
 
 .venv-kubernetes/.ready: constraints-kubernetes.txt
 	@echo "setting up .venv-kubernetes (once; half a minute)"

@@ -42,6 +42,7 @@ ALLOWED = {
     "e2e/chaos/stage.py": PATIENCE,
     "e2e/conftest.py": PATIENCE,
     "e2e/importable/gated.py": PATIENCE,
+    "e2e/network/rollout.py": "the longest wait of a caller, which is printed",
     "e2e/network/test_network.py": "entries of the ledger",
     "e2e/soak.py": "`make soak`: how long it runs",
     "e2e/test_broken_connections.py": "how long a peer sends before its connection is taken for full",
