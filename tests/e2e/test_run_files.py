@@ -220,6 +220,20 @@ def test_no_rows_are_an_ordinary_input(form: str, site: Any) -> None:
         assert [] == np.load(site.folder / "out.npz").files
 
 
+@pytest.mark.thorough
+def test_a_hundred_thousand_rows_in_parts_that_are_merged(site: Any) -> None:
+    """Each once, in order; of their parts none is left."""
+    site.write(SERVER.replace("gated:double", "gated:double_in_silence"))
+    values = rows(100_000)
+    table(site.folder, values)
+    ran = site.run("run", "server.yaml", "f", "in.parquet", "out.parquet", "--json")
+    assert 0 == ran.returncode, ran.stderr
+    said = json.loads(ran.stdout)
+    assert (100_000, 0) == (said["rows"], said["failed"])
+    assert ([*range(100_000)], doubled(values), [None] * 100_000) == results(site.folder / "out.parquet")
+    assert not (site.folder / "out.parquet.parts").exists()
+
+
 def cut_off(folder: Path) -> None:
     """Half of a table."""
     path = table(folder, rows(100))
