@@ -203,8 +203,9 @@ kubernetes: .venv-kubernetes/.ready ## Compare deploy/kubernetes with the schema
 		-c constraints.txt -c constraints-ray.txt -e '.[openvino,ray]'
 	@touch $@
 
-ray: .venv-ray/.ready ## Run a model over a dataset of a real, local Ray, with actors that are killed (MEASURE=1: figures).
+ray: .venv-ray/.ready ## Run a model over a dataset of a real, local Ray, and workers as its actors; some are killed (MEASURE=1: figures).
 	@.venv-ray/bin/python tests/tools/ray_data.py $(if $(MEASURE),--measure)
+	@.venv-ray/bin/python -m examples.ray_serve.run
 
 kubernetes-rendered: ## Render deploy/kubernetes anew (needs kubectl).
 	@for rendered in deploy/kubernetes/rendered/*.yaml; do \

@@ -5,8 +5,8 @@
     texts       strings and lists of arrays out, with rows that have none
     raising     without a column for errors, the job ends with the words of the row's error
     sharing     with --measure: rows of a call where one batch at a time is in an actor, and where four share its server
-    costs       with --measure: CPU seconds of an actor for each row, beside the same server without Ray, and beside batches
-                of 32 rows in their order, padded to the longest
+    costs       with --measure: CPU seconds of an actor for each row, beside an actor that streams the same rows by
+                `shapestream.local`, and beside batches of 32 rows, padded to the longest, in their order and by length
 
 Ray listens at 127.0.0.1 alone. It may take minutes to start on a busy machine: after 120 s this gives up, with status 1.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import random
 import secrets
+import shutil
 import signal
 import sys
 import tempfile
@@ -39,12 +40,16 @@ from ray.data import ActorPoolStrategy
 
 import shapestream.local
 import shapestream.ray
+from shapestream_engine.calibration import CostCache
+from shapestream_engine.probing.cache import ProofCache
 
 START_S = 120
 ROWS = 2000
 BAD = 7
 """One row in so many hundred is longer than the model takes."""
 WIDTH = 8
+COST_ROWS = 3000
+ROUNDS = 3
 
 TABLE = """\
 models:
@@ -326,46 +331,80 @@ def raising(folder: Path) -> list[str]:
 
 
 class Timed(shapestream.ray.Model):
-    """The model, with the CPU seconds that its process has spent for each batch, whatever its threads."""
+    """The model, with the CPU seconds that its process has spent since the server was there, whatever its threads."""
 
-    first = True
+    began: float | None = None
 
     def __call__(self, batch: Any) -> dict[str, Any]:
-        """Add a column with the seconds of each row; those of the first batch, which starts the server, are NaN."""
-        first, self.first, began = self.first, False, process_time()
+        """Add a column with them."""
+        self._connected()
+        if self.began is None:
+            self.began = process_time()
         found = super().__call__(batch)
-        spent = process_time() - began
-        found["cpu_s"] = np.full(len(batch["x"]), np.nan if first else spent / len(batch["x"]))
-        return {"number": found["number"], "cpu_s": found["cpu_s"], "total": found["total"]}
+        return spent(found, self.began)
+
+
+def spent(outputs: dict[str, Any], began: float) -> dict[str, Any]:
+    """The outputs that are compared, and the CPU seconds of this process so far."""
+    count = len(outputs["number"])
+    cpu_s = np.full(count, process_time() - began)
+    return {"number": outputs["number"], "total": outputs["total"], "cpu_s": cpu_s}
+
+
+class Embedded:
+    """All rows of a dataset as one stream of `shapestream.local`, in a new process as the others.
+
+    By the costs that the actors read: those of another measurement cut other batches.
+    """
+
+    def __init__(self, config: str, *, prepared: str) -> None:
+        self._config = config
+        for kept in (ProofCache, CostCache):
+            os.environ[kept.VARIABLE] = str(Path(prepared) / kept.BELOW / kept.NAME)
+
+    def __call__(self, batch: Any) -> dict[str, Any]:
+        """The outputs, and CPU seconds, as `Timed`."""
+        with shapestream.local.connect(self._config, cpus=1) as client:
+            began = process_time()
+            inputs = ({"x": row[None]} for row in batch["x"])
+            with client.stream("deep", inputs, max_in_flight=256) as results:
+                totals = np.stack([result["total"][0] for result in results])
+            return spent({"number": batch["number"], "total": totals}, began)
 
 
 class Padded:
-    """A batch in the order of its rows, padded to its longest, as one call."""
+    """A batch in the order of its rows, padded to its longest, as one call. In f32, as the others."""
 
     def __init__(self, config: str) -> None:
         self._model = ov.Core().compile_model(
             Path(config).with_suffix(".xml"),
             "CPU",
-            {"INFERENCE_NUM_THREADS": 1, "PERFORMANCE_HINT": "LATENCY"},
+            {"INFERENCE_NUM_THREADS": 1, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"},
         )
-        self._calls = 0
+        self._began = process_time()
 
     def __call__(self, batch: Any) -> dict[str, Any]:
         """The outputs, and CPU seconds, as `Timed`."""
-        began = process_time()
         rows = list(batch["x"])
         x = np.zeros((len(rows), max(map(len, rows)), rows[0].shape[-1]), np.float32)
         for place, row in enumerate(rows):
             x[place, : len(row)] = row
         total = self._model(x)["total"].copy()
-        spent = process_time() - began
-        self._calls += 1
-        cpu_s = np.full(len(rows), spent / len(rows) if self._calls > 8 else np.nan)
-        return {"number": batch["number"], "cpu_s": cpu_s, "total": total}
+        return spent({"number": batch["number"], "total": total}, self._began)
+
+
+def by_length(items: list[dict[str, Any]]) -> Any:
+    """The dataset whose batches of 32 rows are of one length, nearly; the batches in any order."""
+    order = sorted(items, key=lambda item: len(item["x"]))
+    batches = [order[start : start + 32] for start in range(0, len(order) - len(order) % 32, 32)]
+    random.Random(3).shuffle(batches)
+    rest = order[len(batches) * 32 :]
+    ordered = [item for batch in batches for item in batch]
+    return ray.data.from_items([*ordered, *rest], override_num_blocks=4).materialize()
 
 
 def costs(folder: Path) -> None:
-    """CPU milliseconds of a row in three ways; of its start nothing is counted. Figures, and no judgement."""
+    """CPU milliseconds of a row in five ways, from the start of the server on. Figures, and no judgement."""
     width, layers = 512, 16
     x = ops.parameter([-1, -1, width], np.float32)
     x.output(0).get_tensor().set_names({"x"})
@@ -380,30 +419,42 @@ def costs(folder: Path) -> None:
     config = folder / "deep.yaml"
     table = TABLE.replace("sums", "deep").replace(', 8"', f', {width}", pad: {{length: 0}}')
     config.write_text(table)
-    lengths = np.clip(drawn.lognormal(2.8, 0.8, ROWS).astype(int), 1, 100)
+    lengths = np.clip(drawn.lognormal(2.8, 0.8, COST_ROWS).astype(int), 1, 100)
     arrays = [drawn.standard_normal((length, width), np.float32) for length in lengths]
     items = [{"number": number, "x": array} for number, array in enumerate(arrays)]
     dataset = ray.data.from_items(items, override_num_blocks=4).materialize()
     prepared = shapestream.ray.prepare(config, 1)
+    # One batch of one block for the stream. What a new process compiles for its shapes is in all figures alike.
+    whole = ray.data.from_items(items, override_num_blocks=1).materialize()
     apart = 0.0
-    found: dict[str, list[float]] = {"embedded": [], "ray.Model": [], "padded": []}
-    for _ in range(3):
-        with shapestream.local.connect(config, cpus=1) as client:
-            inputs = [{"x": array[None]} for array in arrays]
-            for counted in (False, True):
-                began = process_time()
-                with client.stream("deep", inputs if counted else inputs[:256], max_in_flight=256) as results:
-                    sums = [result["total"][0] for result in results]
-            found["embedded"].append((process_time() - began) / ROWS)
-        for name, batch_size, kind, more in (
-            ("ray.Model", 256, Timed, {"prepared": prepared}),
-            ("padded", 32, Padded, {}),
-        ):
-            rows = pool(dataset, config, 1, batch_size, kind=kind, **more).take_all()
-            others = np.stack([sums[row["number"]] for row in rows])
-            apart = max(apart, float(np.abs(np.stack([row["total"] for row in rows]) - others).max()))
-            found[name].append(float(np.nanmean([row["cpu_s"] for row in rows])))
-    print(f"ray: answers are at most {apart:.2g} apart, and as large as {np.abs(sums).max():.2g}")
+    sums: dict[int, Any] = {}
+    ways = {
+        "embedded": (whole, COST_ROWS, 1, Embedded),
+        "ray.Model": (dataset, 256, 1, Timed),
+        "ray.Model, four batches at a time": (dataset, 256, 4, Timed),
+        "padded": (dataset, 32, 1, Padded),
+        "padded, sorted": (by_length(items), 32, 1, Padded),
+    }
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(ROUNDS):
+        for name, (given, batch_size, concurrent, kind) in ways.items():
+            # What one run learns of costs is not the next one's: equal costs at the start, equal batches.
+            own = shutil.copytree(prepared, folder / f"{name} {turn}")
+            more = {"prepared": str(own)} if kind in (Embedded, Timed) else {}
+            rows = pool(given, config, 1, batch_size, concurrent, kind=kind, **more).take_all()
+            assert len(rows) == COST_ROWS
+            for row in rows:
+                other = sums.setdefault(row["number"], row["total"])
+                apart = max(apart, float(np.abs(row["total"] - other).max()))
+            found[name].append(max(row["cpu_s"] for row in rows) / COST_ROWS)
+    largest = max(float(np.abs(each).max()) for each in sums.values())
+    print(f"ray: answers are at most {apart:.2g} apart, and as large as {largest:.2g}")
+    for ours in [name for name in ways if name.startswith("ray.Model")]:
+        for name in ("embedded", "padded", "padded, sorted"):
+            ratios = [other / own for other, own in zip(found[name], found[ours], strict=True)]
+            print(
+                f"ray: rows per CPU second, {ours} / {name}: {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+            )
     print(
         "ray: CPU ms of a row: "
         + ", ".join(

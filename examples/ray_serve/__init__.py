@@ -1,0 +1,1 @@
+"""Workers as actors of Ray, which dial in to one server with one queue."""
