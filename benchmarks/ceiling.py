@@ -3,7 +3,8 @@
 A call takes one request and sleeps for a millisecond, so that slots cost next to nothing, and each request is a batch of
 its own: decided, sent, reported and answered by itself. Slots lie in worker processes of 16. Twice as many requests are in
 flight as there are slots. The ways: the SDK's `stream`, a client that does nothing but the protocol, and HTTP through two
-gateways. The last rows are two servers with half of the slots each, and a client for each.
+gateways. The last rows are two servers with half of the slots each, and a client for each; `SDK, spread` is one client of
+both.
 
 CPU is told by part, in microseconds a request. The rate bends where the loop, or all cores, are used up: the columns say
 which.
@@ -99,9 +100,10 @@ def _rows(count: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
     return np.arange(count * WIDTH, dtype=np.float32).reshape(count, WIDTH)
 
 
-def by_sdk(server: Server, count: int, in_flight: int) -> None:
-    """Send so many requests as one stream; compare every answer."""
+def by_sdk(servers: Sequence[Server], count: int, in_flight: int) -> None:
+    """Send so many requests as one stream, spread over the servers; compare every answer."""
     rows = _rows(count)
+    addresses = [server.address for server in servers]
 
     def items() -> Iterator[dict[str, np.ndarray[tuple[int, int], np.dtype[np.float32]]]]:
         for number in range(count):
@@ -110,7 +112,7 @@ def by_sdk(server: Server, count: int, in_flight: int) -> None:
     async def main() -> None:
         number = 0
         async with (
-            shapestream.connect(server.address) as client,
+            shapestream.connect(addresses, spread=len(addresses) > 1) as client,
             client.stream("sleeping", items(), max_in_flight=in_flight) as results,
         ):
             async for result in results:
@@ -121,14 +123,16 @@ def by_sdk(server: Server, count: int, in_flight: int) -> None:
     trio.run(main)
 
 
-def by_protocol(server: Server, count: int, in_flight: int) -> None:
+def by_protocol(servers: Sequence[Server], count: int, in_flight: int) -> None:
     """Send one request in a message."""
+    (server,) = servers
     with RawClient(server.address, "sleeping") as client:
         client.round([row.tobytes() for row in _rows(count)], (1, WIDTH), in_flight)
 
 
-def by_http(server: Server, count: int, in_flight: int) -> None:
+def by_http(servers: Sequence[Server], count: int, in_flight: int) -> None:
     """Send them over as many connections as requests are in flight."""
+    (server,) = servers
     head = head_of(WIDTH)
     rows = [row.tobytes() for row in _rows(count)]
     with HttpClient(server.port, "/v2/models/sleeping/infer", headers_of(head)) as client:
@@ -136,20 +140,24 @@ def by_http(server: Server, count: int, in_flight: int) -> None:
             assert body.endswith(rows[number])
 
 
-WAYS: Mapping[str, Callable[[Server, int, int], None]] = {
+SPREAD = "SDK, spread"
+WAYS: Mapping[str, Callable[[Sequence[Server], int, int], None]] = {
     "SDK": by_sdk,
     "protocol": by_protocol,
     "HTTP": by_http,
+    SPREAD: by_sdk,
 }
 
 
 def measured(servers: Sequence[Server], way: str, count: int, in_flight: int) -> dict[str, float]:
-    """Requests per second of all servers, and microseconds of CPU a request by part; each server has its own client."""
+    """Requests per second of all servers, and microseconds of CPU a request by part; each server has its own client, or all
+    have one (`SPREAD`)."""
     before, clients_s, began = [server.cpu() for server in servers], _ended_s(), time.perf_counter()
     fork = multiprocessing.get_context("fork")
+    by_client = [servers] if way == SPREAD else [[server] for server in servers]
     clients = [
-        fork.Process(target=WAYS[way], args=(server, count // len(servers), in_flight // len(servers)))
-        for server in servers
+        fork.Process(target=WAYS[way], args=(own, count // len(by_client), in_flight // len(by_client)))
+        for own in by_client
     ]
     for client in clients:
         client.start()
@@ -203,7 +211,8 @@ def _of_slots(
         layouts = {f"{slots}": [one], f"2 x {slots // 2}": pair}
         for _ in range(rounds):
             for (label, servers), way in product(layouts.items(), WAYS):
-                found[label, way].append(measured(servers, way, requests, 2 * slots))
+                if way != SPREAD or len(servers) > 1:
+                    found[label, way].append(measured(servers, way, requests, 2 * slots))
     return found
 
 
