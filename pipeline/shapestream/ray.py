@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -162,8 +162,10 @@ class Model:
         self._turns = _Turns()
         self._starts = threading.Lock()
         """Held while the server starts: the first batches may come together."""
-        self._server: local.Local | None = None
         self._client: Client | None = None
+        self._end: Callable[[], object] = _nothing
+        """Ends the server; also where this object goes, and where the program ends. A thread that is in an engine's call
+        at the interpreter's end would end the process by SIGABRT."""
 
     def __call__(self, batch: Batch) -> dict[str, Array]:
         """Run the rows of a batch. For any thread. Raises `ConfigurationError` for missing columns, and a row's error."""
@@ -191,20 +193,15 @@ class Model:
 
     def close(self) -> None:
         """End the server, and keep what it has learned of costs. Ray does so when it lets go of the object."""
-        server, self._server, self._client = self._server, None, None
-        if server is not None:
-            server.__exit__()
-
-    def __del__(self) -> None:
-        # At the interpreter's end the server's thread is gone, and would be waited for without end.
-        if not sys.is_finalizing() and getattr(self, "_server", None) is not None:
-            self.close()
+        end, self._end, self._client = self._end, _nothing, None
+        end()
 
     def _connected(self) -> Client:
         with self._starts:
             if self._client is None:
                 server = local.connect_to(self._loaded, _models_of(self._loaded, self._name), cpus=self._cpus)
-                self._client, self._server = server.__enter__(), server
+                self._client = server.__enter__()
+                self._end = weakref.finalize(self, server.__exit__)
             return self._client
 
     def _answers(self, client: Client, rows: Sequence[Inputs | RequestError]) -> list[Result | RequestError]:
@@ -265,6 +262,10 @@ class Model:
             return error
         error.add_note(f'row {row} of its batch (on_error="column" keeps the others)')
         raise error
+
+
+def _nothing() -> None:
+    """End no server: none has started."""
 
 
 class _Turns:

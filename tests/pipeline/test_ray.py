@@ -442,6 +442,49 @@ found = model({"x": np.array([[1.0], [2.0], [101.0], [4.0]], np.float32)})
 print(found["y"].ravel().tolist(), found["error"].tolist(), flush=True)
 model.close()
 """
+LEFT_OPEN = """
+import threading
+
+import __main__
+
+def slow(x):
+    __main__.begun.set()
+    threading.main_thread().join()  # the program's last line was run
+    print("answered", flush=True)
+    return x * 2
+
+if __name__ == "__main__":
+    import sys, types
+    import numpy as np
+    stand_in = types.ModuleType("ray")
+    stand_in.is_initialized = lambda: False
+    sys.modules["ray"] = stand_in
+    import shapestream.ray
+    model = shapestream.ray.Model(sys.argv[1], cpus=1)
+    begun = threading.Event()
+    row = {"x": np.ones((1, 1), np.float32)}
+    threading.Thread(target=model, args=(row,), daemon=True).start()
+    begun.wait()
+"""
+
+
+def test_a_program_may_end_with_its_model_open(tmp_path: Path) -> None:
+    """The server ends first, calls that run included: a thread in an engine's call would end the process by SIGABRT."""
+    (tmp_path / "left_open.py").write_text(LEFT_OPEN)
+    (tmp_path / "server.yaml").write_text(POISONOUS.replace("poisonous:double", "left_open:slow"))
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    ran = subprocess.run(
+        [sys.executable, "left_open.py", "server.yaml"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert (0, "answered\n") == (ran.returncode, ran.stdout), ran.stderr
+
+
 POISONOUS = """\
 models:
   - name: f
