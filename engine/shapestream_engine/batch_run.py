@@ -29,6 +29,24 @@ _REMEMBERED_SHAPES = 4096
 class BatchRun:
     """The state of one batch while it runs; the slot provides `infer` and `seen`, the shapes that it has run."""
 
+    __slots__ = (
+        "_ahead_s",
+        "_batch",
+        "_call_due",
+        "_calls",
+        "_gather_s",
+        "_infer",
+        "_outputs",
+        "_parts",
+        "_pool",
+        "_preparations",
+        "_reallocations",
+        "_request",
+        "_run_s",
+        "_seen",
+        "_shapes",
+    )
+
     def __init__(
         self,
         batch: BatchInputs,
@@ -48,7 +66,10 @@ class BatchRun:
         self._request = request
         self._infer = infer
         self._seen = seen
-        self._outputs: list[Tensors | None] = [shape.answer for shape in shapes]
+        self._outputs: list[Tensors | None] = []
+        # No comprehension: before Python 3.12 each is a function, which a lone request finds nowhere in the caches.
+        for shape in shapes:
+            self._outputs.append(shape.answer)
         """The members' results, including answers that need no call; None for open members."""
         self._parts: dict[int, tuple[list[Tensors], list[int]]] = {}
         """Per divided member: its results so far, and the rows of each."""
@@ -72,10 +93,14 @@ class BatchRun:
             for late in set(answered).difference(self._in_time(answered)):
                 self._outputs[late] = None
         done = False
-        while not done and (
-            places := [place for place, output in enumerate(self._outputs) if output is None]
-        ):
-            if batch.start_before is not None and not (places := self._in_time(places)):
+        while not done:
+            places = []
+            for place, output in enumerate(self._outputs):
+                if output is None:
+                    places.append(place)
+            if batch.start_before is not None:
+                places = self._in_time(places)
+            if not places:
                 break
             done = self._run_calls(places)
         return BatchReport(
@@ -104,8 +129,9 @@ class BatchRun:
         members, shapes = self._batch.members, self._shapes
         if len(places) < len(members):
             members, shapes = tuple([members[place] for place in places]), [shapes[place] for place in places]
-        left = [shape.rows for shape in shapes]
-        done = None
+        left, done = [], None
+        for shape in shapes:
+            left.append(shape.rows)
         if self._parts:
             done = [self._rows_done(place) for place in places]
             left = [rows - ran for rows, ran in zip(left, done, strict=True)]
@@ -160,7 +186,10 @@ class BatchRun:
                 )
             if signature.has_batch and not signature.strategy.fill_rows:
                 sizes = (rows, *sizes[1:])
-        calls = self._pool.planner.plan(sizes)
+        plan = (
+            self._pool.planner.plan
+        )  # an attribute, not a method: looked up as one, it is not found at once
+        calls = plan(sizes)
         return _covering(rows, calls) if signature.has_batch and sizes[0] > rows else calls
 
     def _run_call(
@@ -209,7 +238,8 @@ class BatchRun:
         self._reallocations += assembly.gather(call.sizes, given, given_shapes, request.input_tensors)
         if self._batch.start_before is not None and len(self._in_time(places)) < len(places):
             return None  # gathering took too long
-        started, ended = self._infer(request)
+        infer = self._infer
+        started, ended = infer(request)
         self._gather_s += started - self._call_due
         self._run_s += ended - started
         self._calls[call.sizes] = self._calls.get(call.sizes, 0) + 1

@@ -234,6 +234,18 @@ class RequestPool:
     tensors are most likely cached.
     """
 
+    __slots__ = (
+        "_all",
+        "_free",
+        "assembly",
+        "cutter",
+        "planner",
+        "prepared",
+        "resolve",
+        "shape_of_tensors",
+        "signature",
+    )
+
     def __init__(self, model: CompiledModel, size: int) -> None:
         if size < 1:
             raise ValueError(f"a pool has at least one request, not {size}")

@@ -32,6 +32,8 @@ class Runner:
     the next.
     """
 
+    __slots__ = ("_begun", "_cancelled", "_halted", "_last", "_lock", "_pools", "_seen", "_withdrawn", "name")
+
     def __init__(self, name: str, pools: Mapping[str, RequestPool]) -> None:
         self.name = name
         self._pools = dict(pools)

@@ -23,6 +23,10 @@ from shapestream_engine.ports import DimensionTable, InputPort
 from shapestream_engine.signature import ModelSignature
 from shapestream_engine.tensor import Array, TensorLike
 
+_NO_COLUMN = Column([], [])
+_BYTE, frombuffer = np.dtype(np.uint8), np.frombuffer
+"""NumPy's namespace is large, and it makes a dtype of a scalar type by a search through all user-defined ones."""
+
 
 class Assembly:
     """Gathers and splits the calls of one model, and joins results of several calls.
@@ -30,6 +34,8 @@ class Assembly:
     Each signature has one assembly, which any number of threads may use. `sizes` are always the call's sizes. `shapes` are
     the `resolve` results of the requests, in the order of their rows.
     """
+
+    __slots__ = ("_gatherers", "_in_order", "_signature", "_splitters")
 
     def __init__(self, signature: ModelSignature) -> None:
         self._signature = signature
@@ -76,17 +82,21 @@ class Assembly:
         expected = len(self._splitters)
         if len(outputs) != expected:
             raise RuleError(f"the model gave {len(outputs)} outputs, its signature has {expected}")
-        rows = [shape.rows for shape in shapes]
+        rows = []
+        for shape in shapes:
+            rows.append(shape.rows)
         batch = sizes[0] if self._signature.has_batch else 1
         if sum(rows) > batch:
             raise ShapeError(f"the requests have {sum(rows)} rows, the call {batch}")
         division = Division(outputs, sizes, shapes, rows, batch)
-        columns = [Column([], [])] * expected
+        columns = [_NO_COLUMN] * expected
         for splitter in self._splitters:
             columns[splitter.number] = splitter.divide(division)
         entries, buffers = zip(*columns, strict=True)
-        results = zip(zip(*entries, strict=True), zip(*buffers, strict=True), strict=True)
-        return [Tensors(layout=layout, buffers=parts) for layout, parts in results]
+        results = []
+        for layout, parts in zip(zip(*entries, strict=True), zip(*buffers, strict=True), strict=True):
+            results.append(Tensors(layout=layout, buffers=parts))
+        return results
 
     def join(self, parts: Sequence[Tensors], rows: Sequence[int]) -> Tensors:
         """Join the results of one request from several calls, in order; `rows` has its rows in each call.
@@ -156,6 +166,18 @@ twice costs more than that.
 class InputGatherer:
     """Fills the tensor of one input, for calls of any shape; made once per signature."""
 
+    __slots__ = (
+        "_axes",
+        "_batch_axis",
+        "_dtype",
+        "_number",
+        "_pads_row_ends",
+        "_port",
+        "_rows_are_contiguous",
+        "_sizes",
+        "_table",
+    )
+
     def __init__(self, number: int, port: InputPort, table: DimensionTable) -> None:
         self._number = number
         self._port = port
@@ -176,7 +198,10 @@ class InputGatherer:
 
     def shape(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         """Return the input's shape in a call, or a request, of these sizes."""
-        return tuple([static if number is None else sizes[number] for static, number in self._sizes])
+        shape = []
+        for static, number in self._sizes:
+            shape.append(static if number is None else sizes[number])
+        return tuple(shape)
 
     def fill(
         self,
@@ -218,7 +243,7 @@ class InputGatherer:
             else:
                 source = member.buffers[position]
                 length = shape.nbytes[position]
-                given = memoryview(source).nbytes
+                given = len(source) if type(source) is bytes else memoryview(source).nbytes
                 if given != length:
                     raise ShapeError(f"input {self._port.name!r} has {given} bytes, its shape needs {length}")
             sources.append(source)
@@ -361,14 +386,14 @@ def _along(data: Array, axis: int, start: int, end: int) -> Array:
 
 
 def _copy_joined(data: Array, pieces: list[Buffer]) -> None:
-    data.reshape(-1).view(np.uint8).data[:] = b"".join(pieces)
+    data.reshape(-1).view(_BYTE).data[:] = b"".join(pieces)
 
 
 def _copy_each(data: Array, sources: list[Buffer], lengths: list[int]) -> None:
     # By NumPy, which lets other threads run meanwhile: a piece may be large.
-    flat = data.reshape(-1).view(np.uint8)
+    flat = data.reshape(-1).view(_BYTE)
     start = 0
     for source, length in zip(sources, lengths, strict=True):
         if length:
-            flat[start : start + length] = np.frombuffer(source, np.uint8)
+            flat[start : start + length] = frombuffer(source, _BYTE)
         start += length

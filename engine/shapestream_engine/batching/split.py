@@ -104,6 +104,8 @@ class OutputSplitter(ABC):
     The rule itself cuts `own_axes`. Other axes that follow an input dimension are trimmed.
     """
 
+    __slots__ = ("_dtype", "_entry", "_follows", "_is_string", "_port", "_rank", "number")
+
     STAGE = 0
     """Splitters of a later stage use selections of an earlier stage."""
     _join_axis: int | None = 0
@@ -209,12 +211,19 @@ class OutputSplitter(ABC):
         """Cut the output into consecutive runs of `counts` along `axis`, trimmed; with `axis` None, everyone gets
         everything."""
         trims = self._trims(output, division) if self._follows else ()
-        if self._is_string or trims or axis is None or (axis and prod(output.shape[:axis]) != 1):
+        shape = output.shape
+        if self._is_string or trims or axis is None or (axis and prod(shape[:axis]) != 1):
             return self._column(self._pieces(output, counts, division, axis, trims))
-        head, tail = output.shape[:axis], output.shape[axis + 1 :]
-        entries = {count: self._entry((*head, count, *tail)) for count in set(counts)}
-        rows_first = output.reshape(output.shape[axis:])
-        return Column([entries[count] for count in counts], _cut_bytes(rows_first, counts))
+        head, tail, entry_of = shape[:axis], shape[axis + 1 :], self._entry
+        known: dict[int, _Entry] = {}
+        entries: list[_Entry] = []
+        for count in counts:
+            if count not in known:
+                known[count] = entry_of((*head, count, *tail))
+            entries.append(known[count])
+        rows_first = output.reshape(shape[axis:]) if axis else output
+        # Past the constructor, whose function a lone request finds nowhere in the caches.
+        return tuple.__new__(Column, (entries, _cut_bytes(rows_first, counts)))
 
     def _pieces(
         self,
@@ -250,6 +259,8 @@ class OutputSplitter(ABC):
 
 class RowSplitter(OutputSplitter):
     """The rules `rows`, `crop`, `shared` and `whole`: consecutive rows or the whole output, trimmed."""
+
+    __slots__ = ("_axis", "_join_axis")
 
     def __init__(self, number: int, port: OutputPort, table: DimensionTable) -> None:
         self._axis = self._join_axis = port.batch_axis if table.has_batch else None

@@ -10,8 +10,8 @@ hardly be met refuses a request as well (deadlines.py).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import isfinite
-from typing import NamedTuple
 
 from shapestream.scheduling.deadlines import MAX_RETRY_AFTER_S, Deadlines, Refusal
 from shapestream.scheduling.events import Arrival, Overload
@@ -24,7 +24,8 @@ MOST_KNOWN_TERMS = 1024
 """Sizes of requests of one model whose terms are remembered. When there are more, all are forgotten."""
 
 
-class Terms(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Terms:
     """The predicted costs of a request."""
 
     cost_ns: int
@@ -117,7 +118,7 @@ class Admission:
         if arrival.deadline is None:
             return terms
         if arrival.then:
-            terms = terms._replace(then_s=sum([self._least_s(model) for model in arrival.then]))
+            terms = replace(terms, then_s=sum([self._least_s(model) for model in arrival.then]))
         left_s = arrival.deadline - terms.then_s - now
         return self._deadlines.consider(arrival, left_s, queue, terms.call_s, now) or terms
 

@@ -108,6 +108,31 @@ class Grid:
     valid in between.
     """
 
+    __slots__ = (
+        "_by_rows",
+        "_corners",
+        "_dimensions",
+        "_elements",
+        "_ends",
+        "_last",
+        "_learned",
+        "_live",
+        "_live_flat",
+        "_measured",
+        "_near_end",
+        "_pitch",
+        "_slope_from",
+        "_spots",
+        "_starts",
+        "_steps",
+        "_strides",
+        "_values",
+        "_varied",
+        "_walks",
+        "axes",
+        "nodes",
+    )
+
     def __init__(self, points: Mapping[Sizes, float]) -> None:
         """`points`: at least one, all of one length."""
         self._dimensions = len(next(iter(points)))

@@ -29,6 +29,22 @@ MOST_CLASSES = 32
 class ModelCosts:
     """The costs of one model's batches, by slot and by worker class."""
 
+    __slots__ = (
+        "_known",
+        "_slots",
+        "_usual",
+        "_versions",
+        "_wide",
+        "_workers",
+        "call_bytes",
+        "mean_batch_s",
+        "mean_request_s",
+        "profile",
+        "rounding",
+        "steps",
+        "worker_classes",
+    )
+
     def __init__(
         self, profile: ModelProfile, known: Mapping[str, LearnedCosts], versions: Iterator[int]
     ) -> None:

@@ -464,6 +464,20 @@ class QueueRoom:
 class GroupRoom:
     """The queued requests of models that share slots, and the clients that asked them lately."""
 
+    __slots__ = (
+        "_asked",
+        "_asked_before",
+        "_newest",
+        "_newest_at",
+        "_until_replaced",
+        "nbytes",
+        "others_at",
+        "requests",
+        "several",
+        "sharing",
+        "whole",
+    )
+
     def __init__(self, whole: QueueRoom) -> None:
         self.whole = whole
         whole.groups += 1

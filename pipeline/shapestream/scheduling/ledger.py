@@ -111,18 +111,19 @@ class Ledger:
         flow = queue.flow_of(arrival.client)
         place, rank, bonus_s, lead_s = shares.stamp(flow, arrival, terms.share_s)
         order = self.next_order
+        # By place: a class takes keywords by a dict, for which each name is looked up.
         request = Request(
             arrival,
             flow,
             rank,
             order,
             now,
-            has_batch=queue.has_batch,
-            shape=shape,
-            bonus_s=bonus_s,
-            lead_s=lead_s,
-            cost_ns=terms.cost_ns,
-            share_s=terms.share_s,
+            queue.has_batch,
+            shape,
+            bonus_s,
+            lead_s,
+            terms.cost_ns,
+            terms.share_s,
         )
         request.ahead = queue.count
         queue.add(request, place)
@@ -151,17 +152,18 @@ class Ledger:
 
         `first` is the request whose turn it was; `company_s` is for how long it waited for company while the slot was free.
         """
-        nbytes = 0
+        nbytes, ahead = 0, []
         for request in cut.members:
             arrival = request.arrival
             self.batch_of[arrival.id] = batch
             nbytes += arrival.nbytes
+            ahead.append(request.ahead)
         count = len(cut.members)
         self.running += count
         queue = batch.queue
         queue.leave(count, nbytes, now)
         batch.behind = None if behind is None else behind.id
-        batch.facts = CutFacts(
+        facts = (
             cut.padding,
             batch.predicted_s,
             queue.meet(batch.sizes),
@@ -169,9 +171,10 @@ class Ledger:
             queue.count,
             queue.profile.max_batch,
             cut.reason,
-            tuple([request.ahead for request in cut.members]),
+            tuple(ahead),
             company_s,
         )
+        batch.facts = tuple.__new__(CutFacts, facts)  # see `member_of` in ends.py
 
     def recall(self, batch: Batch, now: float, reason: str) -> RecallBatch:
         """Ask for a batch that is queued behind another."""

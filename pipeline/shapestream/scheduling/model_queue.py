@@ -123,6 +123,41 @@ MAX_SEEN = 1024
 class ModelQueue:
     """The queued requests of one model."""
 
+    __slots__ = (
+        "_again_ns",
+        "_cost_ns",
+        "_equal_axes",
+        "_padded_axes",
+        "alone",
+        "awaited",
+        "buckets",
+        "costs",
+        "count",
+        "delay_s",
+        "due",
+        "full",
+        "groups",
+        "has_batch",
+        "lanes",
+        "measured_s",
+        "name",
+        "padded",
+        "predicted_s",
+        "profile",
+        "rerun_count",
+        "reruns",
+        "returns",
+        "rows",
+        "seen",
+        "shares",
+        "sharing",
+        "suspect_count",
+        "suspects",
+        "turns",
+        "unavailable",
+        "waits",
+    )
+
     def __init__(self, profile: ModelProfile, costs: ModelCosts, room: QueueRoom) -> None:
         """`room`: of all models."""
         self.profile = profile
@@ -492,6 +527,8 @@ class ModelQueue:
 
 class Queues(dict[str, ModelQueue]):
     """The queue of each model by name, and those in which requests wait."""
+
+    __slots__ = ("waiting",)
 
     def __init__(self) -> None:
         super().__init__()

@@ -109,7 +109,6 @@ class Request:
         rank: float,
         order: int,
         now: float,
-        *,
         has_batch: bool,
         shape: tuple[int, ...] | None = None,
         bonus_s: float = 0.0,
@@ -481,7 +480,7 @@ class Turns:
 
     def put(self, flow: ClientFlow, first: Request) -> None:
         """List a flow, of which this is the first request, if it is not listed or its turn has become earlier."""
-        turn = first.turn
+        turn = flow.client.start_s - first.lead_s, first.order  # `Request.turn`
         if flow.listed is None or turn < flow.listed:
             flow.listed = turn
             heappush(self._entries, (turn, flow))
@@ -497,11 +496,12 @@ class Turns:
                 heappop(entries)
                 flow.listed = None
             else:
-                first = flow.requests.first()
-                assert first is not None
-                own = first[2].turn
+                entry = flow.requests.first()
+                assert entry is not None
+                first = entry[2]
+                own = flow.client.start_s - first.lead_s, first.order  # `Request.turn`
                 if own == turn:
-                    return first[2]
+                    return first
                 flow.listed = own
                 heapreplace(entries, (own, flow))
         return None

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf, isfinite
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from shapestream.scheduling.actions import Action, CancelBatch, KillSlot, ReportFault, StartBatch, TellLoneRun
 from shapestream.scheduling.answer_waits import LONGEST_WAIT
@@ -41,6 +41,10 @@ from shapestream.scheduling.queueing import RUNNING, ClientFlow, Request
 from shapestream.scheduling.slots import Slot, SlotGroup, SlotPool, SlotState, SlotTable, rest_s
 from shapestream.scheduling.wide_slots import WideSlots
 from shapestream_engine.batch import ErrorCode
+
+_IDLE: Final = SlotState.IDLE  # a look-up on an enum costs three times a global
+_UNAVAILABLE: Final = SlotState.UNAVAILABLE
+_CLOSING: Final = SlotState.CLOSING
 
 Start: TypeAlias = Callable[[ModelQueue, Slot, float, list[Action]], StartBatch]
 
@@ -262,7 +266,7 @@ class Recovery:
         slot: Slot = batch.slot
         self._end(batch, now)
         slot.unavailable_count = 0
-        if slot.state is SlotState.UNAVAILABLE:
+        if slot.state is _UNAVAILABLE:
             self._slots.owe_none(slot)
         if not batch.members:
             return  # an audit
@@ -280,21 +284,9 @@ class Recovery:
                 actions.append(ReportFault(error=error, about="costs of a batch", requests=batch.ids))
         answered = _living(batch)
         if batch.queue.has_batch:
-            self._watch_returns(batch, answered, now)
+            _watch_returns(batch, answered, now)
         if answered:
             self.ledger.deliver(batch, answered, actions)
-
-    @staticmethod
-    def _watch_returns(batch: Batch, answered: Sequence[Request], now: float) -> None:
-        """Watch how soon requests follow those that a batch answers."""
-        queue = batch.queue
-        slot: Slot = batch.slot
-        returns = queue.returns
-        rows = sum([request.rows for request in answered])
-        ran_s = now - batch.started
-        if slot.state is SlotState.IDLE:
-            slot.answered = AnsweredBatch(queue.name, now, ran_s, rows, batch.sizes[1:], returns.arrived_rows)
-        returns.answered(rows, now, LONGEST_WAIT * ran_s)
 
     def _learn(self, batch: Batch, event: BatchFinished) -> None:
         slot: Slot = batch.slot
@@ -305,7 +297,7 @@ class Recovery:
         if slot.worker.wide is not None and not event.preparations:
             self._wide.ran(batch, busy_s)
         queue.costs.observe(slot.id, sizes, busy_s, event.preparations, len(batch.members))
-        if slot.state is not SlotState.CLOSING and not slot.wide:
+        if slot.state is not _CLOSING and not slot.wide:
             self.measure_pace(slot, queue, sizes)
 
     def measure_pace(self, slot: Slot, queue: ModelQueue, sizes: tuple[int, ...]) -> None:
@@ -567,4 +559,23 @@ def _parts(members: list[Request]) -> tuple[list[Request], list[Request]]:
 
 
 def _living(batch: Batch) -> list[Request]:
-    return [request for request in batch.members if request.state is RUNNING]
+    living = []
+    for request in batch.members:  # no comprehension, see `Dispatcher._start`
+        if request.state is RUNNING:
+            living.append(request)
+    return living
+
+
+def _watch_returns(batch: Batch, answered: Sequence[Request], now: float) -> None:
+    """Watch how soon requests follow those that a batch answers."""
+    queue = batch.queue
+    slot: Slot = batch.slot
+    returns = queue.returns
+    rows = 0
+    for request in answered:
+        rows += request.rows
+    ran_s = now - batch.started
+    if slot.state is _IDLE:
+        row = queue.name, now, ran_s, rows, batch.sizes[1:], returns.arrived_rows
+        slot.answered = tuple.__new__(AnsweredBatch, row)  # see `member_of` in ends.py
+    returns.answered(rows, now, LONGEST_WAIT * ran_s)

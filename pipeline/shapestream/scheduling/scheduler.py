@@ -141,6 +141,34 @@ class Scheduler:
     alone, as `internal`. After any other error all requests fail so, and the slots are to join again (`RejoinSlots`).
     """
 
+    __slots__ = (
+        "_admission",
+        "_answer_waits",
+        "_audit",
+        "_bundles",
+        "_costs",
+        "_deadlines",
+        "_hangs",
+        "_is_followed",
+        "_isolation",
+        "_learned",
+        "_ledger",
+        "_max_attempts",
+        "_next_batch",
+        "_now",
+        "_plan",
+        "_queues",
+        "_recovery",
+        "_room",
+        "_slots",
+        "_troubles",
+        "_watch",
+        "_wide",
+        "batch_of",
+        "batches",
+        "requests",
+    )
+
     def __init__(
         self,
         max_queued_requests: int,
@@ -722,7 +750,7 @@ class Scheduler:
         first = group[0]
         try:
             costs = queue.costs.on(slot.id)
-            slowdown = costs.slowdown
+            slowdown = costs.worker_class.slowdown(costs.worker)
             if planned is not None:
                 cut = planned
             elif queue.alone:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from enum import Enum
 from itertools import islice
 from math import inf
@@ -286,7 +286,8 @@ class Slot:
 
     def unlist_end(self, running: Batch) -> None:
         """Take the slot off these lists: the batch has ended, or the slot gets no more."""
-        _unlist([pool.ends for pool in self.pools], running.ends_at, self)
+        for pool in self.pools:
+            _unlist(pool.ends, running.ends_at, self)
         self.unlist_prefetch(running)
 
     def list_prefetch(self, running: Batch) -> None:
@@ -298,7 +299,8 @@ class Slot:
     def unlist_prefetch(self, running: Batch) -> None:
         """Queue no batch behind this one, for now."""
         if running.prefetch_at is not None:
-            _unlist([pool.prefetches for pool in self.pools], running.prefetch_at, self)
+            for pool in self.pools:
+                _unlist(pool.prefetches, running.prefetch_at, self)
 
 
 Agenda: TypeAlias = list[tuple[float, int, Slot]]
@@ -307,13 +309,12 @@ Agenda: TypeAlias = list[tuple[float, int, Slot]]
 A change moves what comes behind, which takes a microsecond where there are 10,000 slots."""
 
 
-def _unlist(agendas: Iterable[Agenda], time: float, slot: Slot) -> None:
-    """Remove a slot from each where it stands at this time."""
+def _unlist(agenda: Agenda, time: float, slot: Slot) -> None:
+    """Remove a slot if it stands there at this time."""
     entry = time, slot.id, slot
-    for agenda in agendas:
-        place = bisect_left(agenda, entry)
-        if place < len(agenda) and agenda[place] == entry:
-            del agenda[place]
+    place = bisect_left(agenda, entry)
+    if place < len(agenda) and agenda[place] == entry:
+        del agenda[place]
 
 
 def sampled(agenda: Agenda, count: int) -> Iterator[tuple[float, Slot, int]]:
@@ -332,13 +333,15 @@ def sampled(agenda: Agenda, count: int) -> Iterator[tuple[float, Slot, int]]:
 class SlotPool:
     """The slots that serve one model: the free ones, and the busy ones by when they are predicted to end."""
 
-    __slots__ = ("_fastest", "_paces", "count", "ends", "free", "prefetches", "queue")
+    __slots__ = ("_fastest", "_paces", "count", "ends", "free", "prefetches", "queue", "serving")
 
     def __init__(self, queue: ModelQueue) -> None:
         self.queue = queue
         """What waits for the model."""
         self.count = 0
         """Slots that serve it, those that close apart."""
+        self.serving = 1
+        """The same, for divisions; one may come where there is none."""
         self.free: dict[int, Slot] = {}
         """The free ones, longest free first."""
         self.ends: Agenda = []
@@ -354,16 +357,16 @@ class SlotPool:
         return f"<{self.queue.name}: {len(self.free)} of {self.count} slots free>"
 
     @property
-    def serving(self) -> int:
-        """The slots that serve the model; one may come where there is none."""
-        return self.count or 1
-
-    @property
     def fastest(self) -> float:
         """The smallest pace of its slots; 1.0 where it has none."""
         if self._fastest is None:
             self._fastest = min(self._paces, default=1.0)
         return self._fastest
+
+    def recount(self, more: int) -> None:
+        """Count slots that come, or as a negative number go."""
+        self.count += more
+        self.serving = self.count or 1
 
     def add_pace(self, pace: float) -> None:
         """Count a slot with this pace."""
@@ -580,7 +583,7 @@ class SlotTable:
         if slot.pools:
             slot.pools[0].queue.share_slots(pool.queue)
         pool.add_pace(1.0)  # nothing is known of it yet
-        pool.count += 1
+        pool.recount(1)
         pool.queue.unavailable = None
         slot.connect(pool)
 
@@ -627,7 +630,7 @@ class SlotTable:
         if slot.batch is not None:
             slot.unlist_end(slot.batch)
         for pool in slot.pools:
-            pool.count -= 1
+            pool.recount(-1)
             pool.remove_pace(slot.paces.get(pool.queue.name, 1.0))
         slot.pools.clear()
         return slot.recallable
@@ -695,7 +698,7 @@ class SlotTable:
             slot.batch = None
             slot.idle_since = now
             self._move(slot, "end")
-        if worker.state is not SlotGroupState.OPEN and worker.condemned:
+        if worker.state is not _OPEN and worker.condemned:
             self.spare(worker)  # a process that is ended all the same closes its slots first
         return behind
 

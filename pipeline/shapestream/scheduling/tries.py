@@ -61,6 +61,19 @@ def tried_rows(rows: int, max_rows: int) -> int:
 class Tries:
     """What is tested of the prices of one worker class: the nodes of its grid by number, and the batches since a try."""
 
+    __slots__ = (
+        "_calls",
+        "_is_new",
+        "_known_since",
+        "_rows",
+        "_seen",
+        "_short",
+        "_short_by",
+        "awaited",
+        "batches",
+        "busy_s",
+    )
+
     def __init__(self, known: Sequence[bool] = ()) -> None:
         """`known`: for each node of the grid, whether it was measured; empty without a grid."""
         self._seen = [0 if is_known else _NEVER for is_known in known]

@@ -93,6 +93,39 @@ class WorkerClass:
     5 %, or the sizes that calls are rounded up to.
     """
 
+    __slots__ = (
+        "_bounds",
+        "_digest",
+        "_grid",
+        "_is_bounded",
+        "_linear",
+        "_most",
+        "_paddable",
+        "_ran_s",
+        "_row_calls",
+        "_slots",
+        "_slowdowns",
+        "_slowdowns_sum",
+        "_static",
+        "_table",
+        "_versions",
+        "batches",
+        "bytes",
+        "grows",
+        "has_points",
+        "is_plain",
+        "longest_call_s",
+        "mean_slowdown_log",
+        "measured",
+        "new",
+        "paid",
+        "profile",
+        "rounding",
+        "statics",
+        "tries",
+        "version",
+    )
+
     def __init__(
         self,
         profile: ModelProfile,
@@ -539,9 +572,10 @@ class WorkerClass:
                 any_static = True
             else:
                 self._make_room_for(sizes)
-        each_s = [self._expected_s(sizes) for _, sizes in calls]
-        expected_s = 0.0
-        for (count, _), call_s in zip(calls, each_s, strict=True):
+        each_s, expected_s = [], 0.0
+        for count, sizes in calls:
+            call_s = self._expected_s(sizes)
+            each_s.append(call_s)
             expected_s += count * call_s
         off = log(max(busy_s, 1e-9) / max(expected_s, 1e-12)) - own
         if not any_static and self._test(worker, calls, off):

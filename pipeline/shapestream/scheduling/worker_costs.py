@@ -40,6 +40,20 @@ class Call(NamedTuple):
 class WorkerCosts:
     """The costs of one model's batches on one worker, each in the calls that it is run as."""
 
+    __slots__ = (
+        "_is_one_call",
+        "_known",
+        "_new",
+        "_padded_axes",
+        "_version",
+        "_windows",
+        "bytes",
+        "profile",
+        "rounding",
+        "worker",
+        "worker_class",
+    )
+
     def __init__(self, worker_class: WorkerClass, worker: str) -> None:
         self.worker_class = worker_class
         self.profile = profile = worker_class.profile
@@ -89,21 +103,22 @@ class WorkerCosts:
 
     def exact_call(self, rows: int, shape: Sizes) -> Call:
         """Return the call of exactly these sizes, with its predicted seconds."""
-        seconds = self.worker_class.second(rows, shape)
-        if not self.worker_class.new.measured:
-            return Call(rows, shape, seconds)
-        new_s = self.preparation_s(rows, shape)
-        return Call(rows, shape, seconds + new_s / USES, new_s)
+        seconds, new_s = self.worker_class.second(rows, shape), 0.0
+        if self.worker_class.new.measured:
+            new_s = self.preparation_s(rows, shape)
+            seconds += new_s / USES
+        return tuple.__new__(Call, (rows, shape, seconds, new_s))  # see `member_of` in ends.py
 
     def expected_s(self, call: Call) -> float:
         """Return the seconds to expect of a call, preparation included; 0.0 where nothing is measured or it cannot run.
 
         Without its preparation, it is expected to take no longer than the longest call that was measured, or ran.
         """
-        if not self.worker_class.measured or not isfinite(call.seconds):
+        rows, shape, seconds, preparation_s = call
+        if not self.worker_class.measured or not isfinite(seconds):
             return 0.0
-        first_s = call.seconds + call.preparation_s * _REST_OF_FIRST
-        longest_s = self.worker_class.longest_s(call.rows, call.shape) + call.preparation_s
+        first_s = seconds + preparation_s * _REST_OF_FIRST
+        longest_s = self.worker_class.longest_s(rows, shape) + preparation_s
         return longest_s if longest_s < first_s else first_s
 
     def row_seconds(self, shape: Sizes) -> Floats:

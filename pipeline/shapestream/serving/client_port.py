@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Set
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import trio
 
@@ -86,23 +86,41 @@ _ENDED_SERVERS = "each of the servers that ran it alone has vanished meanwhile"
 _CONFLICT = "use a number once: another request of this client has it"
 
 
-class Taken(NamedTuple):
-    """A request that its model takes, whatever the load is."""
-
-    model: ServedModel
-    shape: RequestShape
-    tensors: Tensors
-    """In the order of the model's ports."""
-    group: int | None
-    """By its common inputs; None where its model has none."""
-    losses: int | None
-    """Of a suspect (`losses_of`); None of any other request."""
-    routed: Routed | None
-    """How it came to its version; None where it needs none."""
+_Taken: TypeAlias = tuple[ServedModel, RequestShape, Tensors, int | None, int | None, Routed | None]
+"""A request that its model takes, whatever the load is: the model, its shape, its tensors in the order of the model's
+ports, its group by common inputs, None where its model has none, the losses of a suspect (`losses_of`), None of any other
+request, and how it came to its version, None where it needs none."""
 
 
 class ClientPort:
     """Reads the clients' port and keeps its sessions. Requests go to the dispatcher; replies come through `egress`."""
+
+    __slots__ = (
+        "_abandoned",
+        "_acknowledge",
+        "_answers",
+        "_arrived",
+        "_asker_window",
+        "_describe",
+        "_dispatcher",
+        "_draining",
+        "_egress",
+        "_explain",
+        "_ids",
+        "_inbox",
+        "_limit",
+        "_models",
+        "_readiness",
+        "_settings",
+        "_socket",
+        "_statistics",
+        "_totals",
+        "_waiting",
+        "_welcome",
+        "_window",
+        "outgoing",
+        "sessions",
+    )
 
     def __init__(
         self,
@@ -338,11 +356,11 @@ class ClientPort:
         except RequestError as error:
             self._fail(session, sequence, error.code, error.message, entry.tags)
             return DEAR
-        model = taken.model
-        if taken.losses is not None:
-            self._log_suspect(session, sequence, model, taken.losses)
+        model, shape, tensors, _, losses, _ = taken
+        if losses is not None:
+            self._log_suspect(session, sequence, model, losses)
         caller = None if entry.tags is None else self._caller(peer, session, entry.tags)
-        nbytes = 0 if granted else taken.shape.total_nbytes
+        nbytes = 0 if granted else shape.total_nbytes
         if (excess := self.sessions.excess(session, caller, nbytes)) is not None:
             self._statistics.overloaded[Overload.CREDIT] += 1
             self._fail(session, sequence, "overloaded", excess, entry.tags)
@@ -350,7 +368,7 @@ class ClientPort:
         price = 1
         if model.takes_strings:
             price += sum(memoryview(buffer).nbytes for buffer in entry.tensors.buffers) // BYTES_PER_POINT
-            if (wrong := _wrong_strings(model, taken.tensors)) is not None:
+            if (wrong := _wrong_strings(model, tensors)) is not None:
                 self._fail(session, sequence, *wrong, entry.tags)
                 return DEAR + price
         record = self._record(session, entry, taken, caller, now)
@@ -360,7 +378,7 @@ class ClientPort:
         return price
 
     def _record(
-        self, session: ClientSession, entry: RequestEntry, taken: Taken, caller: Use | None, now: float
+        self, session: ClientSession, entry: RequestEntry, taken: _Taken, caller: Use | None, now: float
     ) -> RequestRecord:
         """Return the record of a request that its model takes."""
         model, shape, tensors, group, losses, routed = taken
@@ -387,7 +405,7 @@ class ClientPort:
             routed=routed,
         )
 
-    def _checked(self, peer: bytes, session: ClientSession, entry: RequestEntry, granted: int) -> Taken:
+    def _checked(self, peer: bytes, session: ClientSession, entry: RequestEntry, granted: int) -> _Taken:
         """Return what a request is to its model.
 
         `granted`: the bytes that were granted to it. Raises `RequestError` for one that is refused whatever the load is.
@@ -405,7 +423,8 @@ class ClientPort:
         if model.announced is not None:
             model, tensors, routed = self._routed(peer, session, entry, model.announced)
         try:
-            shape = model.resolve(tensors.layout)
+            resolve = model.resolve  # an attribute, not a method: looked up as one, it is not found at once
+            shape = resolve(tensors.layout)
         except ShapeError as error:
             raise InvalidRequest(f"model {model.name!r}: {error}") from None
         if (why := self._models.unavailable.get(model.name)) is not None:
@@ -426,7 +445,7 @@ class ClientPort:
             group = model.group_of(shape, tensors) if model.has_alike else None
         except ShapeError as error:
             raise InvalidRequest(f"model {model.name!r}: {error}") from None
-        return Taken(model, shape, tensors, group, losses, routed)
+        return model, shape, tensors, group, losses, routed
 
     def _routed(
         self, peer: bytes, session: ClientSession, entry: RequestEntry, announced: Announced

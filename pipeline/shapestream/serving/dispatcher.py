@@ -14,9 +14,9 @@ A report that failed, or has a deadline that comes within `HOLD_S`, does not wai
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
+from math import inf
 from time import perf_counter
 from typing import Protocol, assert_never
 
@@ -40,6 +40,7 @@ from shapestream.scheduling.actions import (
 )
 from shapestream.scheduling.batches import Batch, Submitted
 from shapestream.scheduling.bundles import BUNDLE_S
+from shapestream.scheduling.events import BatchFinished, RequestsArrived
 from shapestream.scheduling.queueing import Occupancy
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.announced import answer_of
@@ -89,7 +90,7 @@ class HeldReports:
     def __init__(self) -> None:
         self._reports: list[tuple[BatchReport, Batch, float]] = []
         self._counts: dict[SlotRecord, int] = {}
-        self.until = math.inf
+        self.until = inf
         """When they have waited long enough, in seconds of the server's clock."""
 
     def add(self, report: BatchReport, batch: Batch, now: float) -> None:
@@ -118,12 +119,41 @@ class HeldReports:
             taken.append((report, batch, ended_at))
         self._reports.clear()
         self._counts.clear()
-        self.until = math.inf
+        self.until = inf
         return taken[::-1]
 
 
 class Dispatcher:
     """Tells the scheduler each event, and carries its actions out."""
+
+    __slots__ = (
+        "_alarm_at",
+        "_alarm_earlier",
+        "_audit",
+        "_audits",
+        "_busy",
+        "_clock",
+        "_egress",
+        "_ends",
+        "_followed",
+        "_grants",
+        "_handed_back",
+        "_held",
+        "_idle",
+        "_is_start_due",
+        "_journal",
+        "_left",
+        "_lone",
+        "_moved",
+        "_numbers",
+        "_prefetch",
+        "_reported",
+        "_scheduler",
+        "desk",
+        "ports",
+        "quarantine",
+        "slots",
+    )
 
     def __init__(
         self,
@@ -169,7 +199,7 @@ class Dispatcher:
         self._lone: RequestRecord | None = None
         """The suspect that runs alone in this process, or is about to; its client was told."""
         self._handed_back = False
-        self._alarm_at = math.inf
+        self._alarm_at = inf
         """When the alarm rings: at the earliest time that the scheduler waits for."""
         self._alarm_earlier = trio.Event()
         """Set when that has become earlier."""
@@ -190,7 +220,7 @@ class Dispatcher:
             records = self._without_quarantined(records, now)
         if records:
             self._journal.arrived(records)
-            self._handle(events.RequestsArrived(requests=tuple(records)), now)
+            self._handle(RequestsArrived(requests=tuple(records)), now)
 
     def _without_chains(self, records: Sequence[RequestRecord], now: float) -> Sequence[RequestRecord]:
         """Begin the requests of chains, whose stages' requests are submitted at the end of the turn. Return the others."""
@@ -504,13 +534,13 @@ class Dispatcher:
     ) -> None:
         if not batch.arrivals:
             self._audit_ended(outputs[0])
-            self._handle(events.BatchFinished(batch=batch.id, busy_s=report.busy_s), now)
+            self._handle(BatchFinished(batch=batch.id, busy_s=report.busy_s), now)
             return
         slot.batches += 1
         slot.busy_s += report.busy_s
         self._reported = BatchEnded(batch=batch, slot=slot, at=now, report=report)
         self._ends.add(self._reported)
-        event = events.BatchFinished(
+        event = BatchFinished(
             batch=batch.id,
             busy_s=report.busy_s,
             expired=batch.left_out,
@@ -606,15 +636,20 @@ class Dispatcher:
             assert self._audit is not None
             self._audit.batch = batch
             records = [self._audit.record]
-        deadlines = tuple([record.deadline for record in records])
+        # No comprehensions: before Python 3.12 each is a function, which a lone request finds nowhere in the caches.
+        deadlines, members, shapes = [], [], []
+        for record in records:
+            deadlines.append(record.deadline)
+            members.append(record.tensors)
+            shapes.append(record.shape)
         execute = Execute(
             batch=batch.id,
             slot=slot.slot,
             model=records[0].served.name,
             sizes=batch.sizes,
-            members=tuple([record.tensors for record in records]),
-            shapes=tuple([record.shape for record in records]),
-            start_before=None if deadlines.count(None) == len(deadlines) else deadlines,
+            members=tuple(members),
+            shapes=tuple(shapes),
+            start_before=None if deadlines.count(None) == len(deadlines) else tuple(deadlines),
             session=slot.worker.session,
             sent_us=round(now * 1e6),
         )
@@ -748,7 +783,7 @@ class Dispatcher:
         wakeup, other = self._scheduler.next_wakeup(), self._held.until
         if self.desk.has_chains:
             if self.desk.is_busy:
-                return -math.inf  # in the next turn
+                return -inf  # in the next turn
             other = min(other, self.desk.room.next_deadline())
         return other if wakeup is None else min(wakeup, other)
 

@@ -125,6 +125,8 @@ def _sample_none(end: BatchEnded) -> None:
 class Ends:
     """The ends of this turn, and the observers."""
 
+    __slots__ = ("_observers", "_sample", "added")
+
     def __init__(self, *observers: Observer, sample: Callable[[BatchEnded], None] = _sample_none) -> None:
         """Tell each end to the observers in this order. Last `sample` gets batches whose answers are not those alone.
 
@@ -165,6 +167,10 @@ def _useful(shape: RequestShape, batch: Batch) -> int:
     )
 
 
+_NO_OWNERS: dict[int, Owner] = {}
+"""Of each run that answered its requests: runs are kept by the thousand."""
+
+
 def run_of(batch: Batch, end: BatchEnded | None = None) -> Run:
     """Make the record of a run: of a batch as far as it is known now, or of one that ended."""
     report, arrivals = batch.report, batch.arrivals
@@ -185,7 +191,10 @@ def run_of(batch: Batch, end: BatchEnded | None = None) -> Run:
             began = inf  # it left out the request in question, or all, since their deadlines had passed
     elif batch.behind is not None:
         began = inf if batch.is_behind else batch.started
-    return Run(
+    members = []
+    for record in answered:  # no comprehension, see `Dispatcher._start`
+        members.append(member_of(record))
+    row = (
         batch.id,
         batch.model,
         tuple(ids),
@@ -203,12 +212,13 @@ def run_of(batch: Batch, end: BatchEnded | None = None) -> Run:
         0 if report is None else report.preparations,
         () if report is None else report.calls,
         None if end is None or end.code is None else str(end.code),
-        {} if answered else owners_of(batch),
+        _NO_OWNERS if answered else owners_of(batch),
         ran,
         rows,
         useful,
-        [member_of(record) for record in answered],
+        tuple(members),
     )
+    return tuple.__new__(Run, row)  # see `member_of`
 
 
 def owners_of(batch: Batch) -> dict[int, Owner]:
@@ -232,7 +242,8 @@ def member_of(record: RequestRecord) -> RunMember:
         caller,
         traceparent,
     )
-    # One is made per request: this takes a third of the time of `RunMember(*row)`.
+    # One is made per request: this takes a third of the time of `RunMember(*row)`, a function with a namespace of its own,
+    # which a lone request finds nowhere in the caches.
     return tuple.__new__(RunMember, row)
 
 
@@ -242,6 +253,8 @@ REFUSALS = frozenset({Draining.code, Overloaded.code, Unavailable.code})
 
 class Egress:
     """Makes replies of the ends of requests."""
+
+    __slots__ = ("_statistics", "ends", "kept", "outgoing")
 
     def __init__(self, outgoing: Outgoing, kept: KeptReplies, ends: Ends) -> None:
         self.outgoing = outgoing
@@ -258,7 +271,6 @@ class Egress:
         now: float,
     ) -> None:
         """Reply with the results of one batch. Members that arrived in the same turn share their `Timings`."""
-        say, keep = self.outgoing.say, self.kept.keep
         timings, arrived = None, 0.0
         for record, tensors in zip(records, outputs, strict=True):
             if tensors is None:
@@ -270,8 +282,8 @@ class Egress:
             if record.routed is not None:
                 tensors = answer_of(tensors, record.routed)
             result = ResultEntry(sequence=sequence, timings=timings, tensors=tensors)
-            say(session, result)
-            keep(session.answered, sequence, record.known_by, result)
+            self.outgoing.say(session, result)
+            self.kept.keep(session.answered, sequence, record.known_by, result)
 
     def deliver_chain(
         self, record: RequestRecord, tensors: Tensors, began: float, label: str, now: float
@@ -353,16 +365,17 @@ def told_code(code: str, *, may_have_run: bool) -> str:
 def _timings(batch: Batch, record: RequestRecord, now: float) -> Timings:
     """Return the timings of a member that is answered now."""
     slot, arrived = batch.slot.peer, record.arrived
-    return Timings(
-        queue_us=round((batch.began - arrived) * 1e6),
-        run_us=batch.run_us,
-        total_us=round((now - arrived) * 1e6),
-        batch_requests=len(batch.arrivals),
-        batch_rows=batch.sizes[0] if record.served.profile.has_batch else 1,
-        worker=slot.label,
-        digest=slot.worker.digests.get(record.served.name),
-        version=record.served.version,
+    row = (
+        round((batch.began - arrived) * 1e6),
+        batch.run_us,
+        round((now - arrived) * 1e6),
+        len(batch.arrivals),
+        batch.sizes[0] if record.served.profile.has_batch else 1,
+        slot.label,
+        slot.worker.digests.get(record.served.name),
+        record.served.version,
     )
+    return tuple.__new__(Timings, row)  # see `member_of`
 
 
 def _failure(sequence: int, code: str, message: str, retry_after_s: float | None = None) -> Failure:

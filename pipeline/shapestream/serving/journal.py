@@ -28,6 +28,8 @@ log = get_logger()
 class Journal:
     """Counts the dispatcher's actions and the ends, and writes log lines about them. It decides nothing."""
 
+    __slots__ = ("_limit", "_trace", "statistics")
+
     def __init__(self, statistics: ServerStatistics, trace: TraceRecorder | None = None) -> None:
         """`trace` records the sizes of all requests; the journal closes it."""
         self.statistics = statistics

@@ -99,6 +99,21 @@ class KeptReplies:
     between calls of `expire`, of which each drops at most `MOST_EXPIRED`.
     """
 
+    __slots__ = (
+        "_absent",
+        "_by_client",
+        "_holders",
+        "_loser",
+        "_loser_keeps",
+        "_max_age_s",
+        "_max_bytes",
+        "_max_replies",
+        "_now",
+        "_plain_timings",
+        "_timings",
+        "nbytes",
+    )
+
     def __init__(self, *, max_bytes: int, max_age_s: float, max_replies: int, now: float) -> None:
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
@@ -148,7 +163,7 @@ class KeptReplies:
         if isinstance(reply, ResultEntry):
             buffers = reply.tensors.buffers
             for buffer in buffers:
-                nbytes += memoryview(buffer).nbytes
+                nbytes += len(buffer) if type(buffer) is bytes else memoryview(buffer).nbytes
             if reply.timings is not self._timings:
                 self._timings, self._plain_timings = reply.timings, tuple(reply.timings)
             row = *known_by, nbytes, self._now, self._plain_timings, reply.tensors.layout, tuple(buffers)

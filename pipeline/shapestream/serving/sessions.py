@@ -322,6 +322,26 @@ class ClientSession(PeerLink):
 class Sessions:
     """All sessions, by routing id and by client id, and their limits."""
 
+    __slots__ = (
+        "_caller_bytes",
+        "_caller_requests",
+        "_kept",
+        "_key_bytes",
+        "_key_requests",
+        "_keys",
+        "_max_per_key",
+        "_max_sessions",
+        "_numbers",
+        "_window_bytes",
+        "_window_requests",
+        "askers",
+        "by_client",
+        "by_peer",
+        "callers",
+        "grants",
+        "room",
+    )
+
     def __init__(self, settings: ServerSettings, kept: KeptReplies, room: RequestRoom) -> None:
         self._kept = kept
         self._max_sessions = settings.max_clients

@@ -397,7 +397,8 @@ class _SlotThread(Thread):
         What of it has not begun when its session ends is dropped.
         """
         try:
-            entries = [*self._codec.read(frames)]
+            read = self._codec.read
+            entries = [*read(frames)]
         except ProtocolError as error:
             return f"the server sent what cannot be read: {error}"
         for entry in entries:
@@ -465,8 +466,9 @@ def clock_ahead_s(execute: Execute, *, received_at: float, difference_s: float |
 
 def frames_of(entry: Entry, codec: Codec) -> list[Buffer]:
     """Return the message of an entry that a slot sends. Results that fit no message fail their batch, and no other."""
+    pack = codec.pack
     try:
-        return codec.pack([entry])[0]
+        return pack([entry])[0]
     except RequestError as error:
         if not isinstance(entry, BatchDone):
             raise

@@ -201,6 +201,23 @@ class _Question:
 class Stories:
     """The recorder of the latest batches and failed requests, and of the slowest requests of the last minutes."""
 
+    __slots__ = (
+        "_batches",
+        "_chains",
+        "_ended",
+        "_errors",
+        "_failed_runs",
+        "_forgotten",
+        "_held",
+        "_minute_ends",
+        "_runs",
+        "_slots_of",
+        "_slow",
+        "_slow_from",
+        "_troubles",
+        "ran",
+    )
+
     def __init__(
         self,
         troubles: Callable[[int], Told],
@@ -373,9 +390,10 @@ class Stories:
         if seconds <= self._slow_from:
             return
         past = self._whole(past)
-        past = past._replace(
-            runs=tuple([run._replace(members=run.members[: COMPANY + 1]) for run in past.runs])
-        )
+        if any(map(_is_crowded, past.runs)):
+            past = past._replace(
+                runs=tuple([run._replace(members=run.members[: COMPANY + 1]) for run in past.runs])
+            )
         heap, slow = self._slow[-1], (seconds, past.member.number, past)
         if len(heap) < SLOWEST:
             heappush(heap, slow)
@@ -535,6 +553,8 @@ class Stories:
         ahead = past.ahead
         if ahead is None and runs and runs[0].facts.ahead:
             ahead = runs[0].facts.ahead[runs[0].requests.index(number)]
+        if ahead == past.ahead and runs is past.runs and troubles is past.troubles:
+            return past
         return past._replace(ahead=ahead, runs=runs, troubles=troubles)
 
     def _told(self, past: Past, now: float, shares: _Shares) -> Past:
@@ -640,7 +660,14 @@ def _in_order(
 
 def _answered_by(run: Run, member: RunMember) -> Past:
     """Return what a run tells of a member that it answered."""
-    return Past(member, run.model, run.ended, None, "", None, (run,))
+    ahead = run.facts.ahead
+    own = ahead[run.requests.index(member.number)] if ahead else None
+    return Past(member, run.model, run.ended, None, "", own, (run,))
+
+
+def _is_crowded(run: Run) -> bool:
+    """Tell whether a run answered more requests than are remembered with a slow one."""
+    return len(run.members) > COMPANY + 1
 
 
 def phases_of(past: Past, now: float) -> list[Phase]:

@@ -14,6 +14,7 @@ import math
 import os
 import select
 from collections.abc import Callable, Sequence
+from os import read, write  # not by the module, whose namespace is large: once per request
 from typing import Protocol, TypeAlias
 
 import trio
@@ -173,6 +174,8 @@ _LONGEST_WAIT_MS = MAX_WAIT_S * 1000
 class Wake:
     """A signal that ends the wait of one thread: for a message, for room, or for nothing else. Any thread may `set` it."""
 
+    __slots__ = ("_descriptor", "_poll", "_reader", "_writer")
+
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
@@ -189,14 +192,14 @@ class Wake:
     def set(self) -> None:
         """End the present wait, or the next one."""
         try:  # noqa: SIM105 - once per request; `suppress` takes longer than the call
-            os.write(self._writer, b"\0")
+            write(self._writer, b"\0")
         except BlockingIOError:
             pass  # it is set more often than the pipe holds
 
     def clear(self) -> None:
         """Take the signal."""
         try:  # noqa: SIM105 - as above
-            os.read(self._reader, 4096)
+            read(self._reader, 4096)
         except BlockingIOError:
             pass  # it is not set
 

@@ -18,15 +18,16 @@ slot has at most two batches, and a report of each. Clients in other threads hav
 
 from __future__ import annotations
 
-import math
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
+from math import inf
 from typing import Generic, Self, TypeVar
 
 import trio
+from trio.lowlevel import wait_readable
 
 from shapestream.errors import AddressInUse, OutboxFull, PeerGone
 from shapestream.transport.interface import (
@@ -65,6 +66,8 @@ class MemorySocket(ABC, Generic[T]):
         self._messages: deque[T] = deque()
         self._drained = True
         self._closed = trio.Event()
+        self._is_closed = False
+        """The same: `Event.is_set` is a call in Python, and each message asks."""
         self._receivers = trio.lowlevel.ParkingLot()
         self.on_messages: Callable[[], bool | None] | None = None
         """Never called: a message is put here by a sender's turn, in which no other may begin."""
@@ -87,10 +90,14 @@ class MemorySocket(ABC, Generic[T]):
 
     def receive_nowait(self) -> list[T]:
         """Return the waiting messages, perhaps none."""
-        self._check_open()
+        if self._is_closed:
+            raise trio.ClosedResourceError
         burst = min(len(self._messages), RECEIVE_BURST)
         self._drained = burst == len(self._messages)
-        return [self._messages.popleft() for _ in range(burst)]
+        messages = []
+        for _ in range(burst):  # no comprehension, see `Dispatcher._start`
+            messages.append(self._messages.popleft())
+        return messages
 
     @abstractmethod
     def close(self) -> None:
@@ -108,10 +115,11 @@ class MemorySocket(ABC, Generic[T]):
         self._receivers.unpark()
 
     def _check_open(self) -> None:
-        if self._closed.is_set():
+        if self._is_closed:
             raise trio.ClosedResourceError
 
     def _end(self) -> None:
+        self._is_closed = True
         self._closed.set()
         self._messages.clear()
         self._receivers.unpark_all()
@@ -317,21 +325,23 @@ class ThreadServer(LocalServer):
         """Call `on_messages` when messages come, until the socket is closed or cancelled."""
         descriptor = self._wake.fileno()
         task_status.started()
-        while not self._closed.is_set():
-            more = self.on_messages is not None and bool(self.on_messages())
+        while not self._is_closed:
+            on_messages = self.on_messages
+            more = on_messages is not None and bool(on_messages())
             self._asleep = True
-            if more or (self._messages and self.on_messages is not None):
+            if more or (self._messages and on_messages is not None):
                 await trio.lowlevel.checkpoint()
             else:
                 if self._messages:
                     self._receivers.unpark()
-                await trio.lowlevel.wait_readable(descriptor)
+                await wait_readable(descriptor)
                 self._wake.clear()
             self._asleep = False
 
     def send_nowait(self, peer: bytes, frames: Sequence[Buffer]) -> None:
         """Hand the message over; `PeerGone` where the thread has closed its connection."""
-        self._check_open()
+        if self._is_closed:
+            raise trio.ClosedResourceError
         connection = self._threads.get(peer)
         if connection is None:
             raise PeerGone(f"{peer.decode()} has closed its connection, or was cut off")
@@ -370,6 +380,8 @@ class ThreadServer(LocalServer):
 class ThreadConnection:
     """A `BlockingConnection` to a `ThreadServer`. Only its own thread calls its methods."""
 
+    __slots__ = ("_asleep", "_peer", "_server", "_unread", "_wake")
+
     def __init__(self, server: ThreadServer, peer: bytes, wake: Wake) -> None:
         self._server = server
         self._peer = peer
@@ -382,7 +394,7 @@ class ThreadConnection:
         if not self._unread:
             self._asleep = True
             if not self._unread:
-                self._wake.wait(math.inf if timeout_s is None else timeout_s)
+                self._wake.wait(inf if timeout_s is None else timeout_s)
             self._asleep = False
         return self._unread.popleft() if self._unread else None
 

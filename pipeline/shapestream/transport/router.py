@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import trio
 import zmq
+from zmq import Again
 
 from shapestream.addresses import is_ipv6
 from shapestream.errors import AddressInUse, OutboxFull, PeerGone, TransportError
@@ -130,6 +131,8 @@ class RouterSocket(WatchedSocket):
         seed_routing_ids()
         context = context or zmq.Context.instance()
         super().__init__(zmq.ROUTER, self._options, context)
+        # Past pyzmq's `send` in Python, which adds nothing for plain frames.
+        self._send = super(zmq.Socket, self._socket).send
         self._socket.set(zmq.BACKLOG, backlog())
         self._monitor = HandshakeMonitor(self._socket, context)
         self._addresses: list[str] = []
@@ -209,7 +212,7 @@ class RouterSocket(WatchedSocket):
                     self._drained = True
                     break
                 left -= self._receive_one(taken)
-        except zmq.Again:
+        except Again:
             self._drained = True
         if self._outboxes and self._look() & POLLIN:
             self._drained = False  # a message came since, and the look has taken its announcement
@@ -222,7 +225,7 @@ class RouterSocket(WatchedSocket):
 
         Returns the number of frames that it counts for, long headers included.
         """
-        receive = self._socket.recv
+        receive = self._recv
         peer = receive(NOBLOCK)
         first = receive(NOBLOCK, False)
         if peer in self._cut_off or not self._may_speak(peer, first):
@@ -250,7 +253,7 @@ class RouterSocket(WatchedSocket):
 
     def _skip(self, left: int) -> int:
         """Go on dropping the frames of an unwanted message: libzmq gives no other message before its end."""
-        receive = self._socket.recv
+        receive = self._recv
         while self._skipping and left > 0:
             self._skipping = receive(NOBLOCK, False).more
             left -= 1
@@ -283,10 +286,10 @@ class RouterSocket(WatchedSocket):
                 self._blocked.set()
         finally:
             # Even a send to a peer that is gone may swallow the announcement of others' messages.
-            if self._waiting:
-                self._look()
-            else:
+            if not self._waiting:
                 self._swallowed = True
+            elif self._events() & POLLIN or self._outboxes:
+                self._look()
 
     def forget(self, peer: bytes) -> None:
         """Drop the messages that wait for this peer."""
@@ -346,7 +349,7 @@ class RouterSocket(WatchedSocket):
 
     def _try_send(self, peer: bytes, frames: Sequence[bytes | zmq.Frame]) -> bool:
         """Send, and tell whether libzmq took the message. Only the first part, which chooses the peer, can be refused."""
-        send = self._socket.send
+        send = self._send
         try:
             send(peer, MORE_NOBLOCK)
         except zmq.Again:

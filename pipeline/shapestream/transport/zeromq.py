@@ -27,12 +27,13 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 from itertools import count
 from typing import Any, Self, TypeVar, cast
 
 import trio
 import zmq
+from trio.lowlevel import wait_readable
+from zmq.backend import zmq_poll
 
 from shapestream.addresses import is_ipv6
 from shapestream.errors import TransportError
@@ -63,8 +64,10 @@ class WatchedSocket:
         self._socket: zmq.Socket[bytes] = (context or zmq.Context.instance()).socket(kind)
         options.apply(self._socket)
         self._fd = cast(int, self._socket.get(zmq.FD))
-        self._events = cast("Callable[[], int]", partial(self._socket.get, int(zmq.EVENTS)))
-        """Returns ZMQ_EVENTS, after libzmq has processed its commands."""
+        self._looked_at = [(self._socket, POLLIN | POLLOUT)]
+        # Once: to find them in pyzmq's classes takes a search through five each time.
+        self._recv = self._socket.recv
+        self._send = self._socket.send
         self._closed = False
         self._drained = True
         self._receivers = trio.lowlevel.ParkingLot()
@@ -84,14 +87,15 @@ class WatchedSocket:
         task_status.started()
         with contextlib.suppress(trio.ClosedResourceError):
             while not self._closed:
-                if self.on_messages is None:
+                on_messages = self.on_messages
+                if on_messages is None:
                     self._look()
-                elif self.on_messages() or (self._swallowed and self._events() & POLLIN):
+                elif on_messages() or (self._swallowed and self._events() & POLLIN):
                     await trio.lowlevel.checkpoint()  # libzmq does not announce these messages again
                     continue
                 self._waiting, self._swallowed = True, False
                 try:
-                    await trio.lowlevel.wait_readable(self._fd)
+                    await wait_readable(self._fd)
                 finally:
                     self._waiting = False
 
@@ -109,6 +113,15 @@ class WatchedSocket:
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
+
+    def _events(self) -> int:
+        """Return ZMQ_EVENTS, after libzmq has processed its commands.
+
+        By a poll that does not wait: pyzmq's `get` makes a member of an enumeration of each option, which is Python code
+        that a lone request finds nowhere in the caches.
+        """
+        found = zmq_poll(self._looked_at, 0)
+        return int(found[0][1]) if found else 0
 
     def _look(self) -> int:
         """Process libzmq's commands, wake the tasks that can go on, and return ZMQ_EVENTS."""
@@ -405,7 +418,7 @@ class DealerSocket(WatchedSocket):
         """Return the waiting messages, perhaps none."""
         if self._closed:
             raise trio.ClosedResourceError(CLOSED)
-        receive, events, taken = self._socket.recv, POLLIN, list[Message]()
+        receive, events, taken = self._recv, POLLIN, list[Message]()
         try:
             while events & POLLIN and len(taken) < RECEIVE_BURST:
                 taken.append(receive_frames(receive))
@@ -427,7 +440,7 @@ class DealerSocket(WatchedSocket):
             raise trio.ClosedResourceError(CLOSED)
         ready = ready_to_send(frames)
         self._swallowed = not self._waiting
-        while not send_frames(self._socket.send, ready):
+        while not send_frames(self._send, ready):
             # Room that came since libzmq last looked is announced to nobody else: the caller would wait for it in vain.
             if not self._look() & POLLOUT:
                 raise trio.WouldBlock

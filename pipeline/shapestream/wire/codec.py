@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import msgpack
+from msgpack import unpackb
 
 from shapestream.errors import ProtocolError, TooLarge
 from shapestream.wire import tensor_entries
@@ -164,6 +165,10 @@ def entries_announced(header: Buffer) -> int:
     return 1
 
 
+_SERVER_OF_WORKERS, _SERVER_OF_CLIENTS = Role.SERVER_OF_WORKERS, Role.SERVER_OF_CLIENTS
+"""A look-up on an enumeration runs through its metaclass."""
+
+
 def _unpack(frames: Sequence[Buffer], role: Role, limits: Limits) -> Iterable[Any]:
     """Return the unpacked entries, unchecked; those of a client's long header are unpacked when they are asked for."""
     if not 1 <= len(frames) <= limits.max_frames + 1:
@@ -171,17 +176,17 @@ def _unpack(frames: Sequence[Buffer], role: Role, limits: Limits) -> Iterable[An
     header = frames[0]
     if len(header) > limits.max_header_bytes:
         raise ProtocolError(f"the header has {len(header)} bytes; the limit is {limits.max_header_bytes}")
-    if role is Role.SERVER_OF_WORKERS:
+    if role is _SERVER_OF_WORKERS:
         items = _Items(MAX_WORKER_ITEMS)
         options = {**_PLAIN_OPTIONS, "list_hook": items.array, "object_pairs_hook": items.map}
-    elif role is not Role.SERVER_OF_CLIENTS:
+    elif role is not _SERVER_OF_CLIENTS:
         options = _PLAIN_OPTIONS
     elif len(header) > MAX_CLIENT_ENTRY_BYTES:
         return _unpack_long(header, limits)
     else:
         options = {**_CLIENT_OPTIONS, "object_pairs_hook": _Maps(limits.max_entries).take}
     try:
-        document = msgpack.unpackb(header, **options)
+        document = unpackb(header, **options)
     except ValueError as error:
         # msgpack's own errors, and UnicodeDecodeError, are ValueErrors all.
         raise _not_msgpack(error) from error

@@ -117,6 +117,8 @@ def _check(layout: Any) -> tuple[int, ...]:
 class LayoutBook:
     """Layouts that have been checked, by their bytes and by their value; bounded."""
 
+    __slots__ = ("_by_bytes", "_by_value")
+
     def __init__(self) -> None:
         self._by_bytes: dict[bytes, CheckedLayout] = {}
         self._by_value: dict[Layout, CheckedLayout] = {}
@@ -430,6 +432,9 @@ def _calls(rows: Any, limits: Limits) -> tuple[tuple[int, tuple[int, ...]], ...]
 
 # ---------------------------------------------------------------- writing
 
+_REQUEST, _RESULT = RequestEntry.KIND, ResultEntry.KIND
+"""As plain names: what a class has is looked up anew each time."""
+
 
 def _write_tensors(tensors: Tensors, frames: list[Buffer]) -> tuple[bytes, list[Any]]:
     """Return the layout's bytes and `inline`: the bytes of each small tensor, nil for each that became a frame."""
@@ -467,7 +472,7 @@ def _write_request(entry: RequestEntry, frames: list[Buffer]) -> bytes:
     if remaining_ms is not None and remaining_ms < 0:
         remaining_ms = 0  # late already; the receiver says so
     row = (
-        RequestEntry.KIND,
+        _REQUEST,
         len(frames) - before,
         entry.sequence,
         entry.model,
@@ -485,7 +490,7 @@ def _write_result(entry: ResultEntry, frames: list[Buffer]) -> bytes:
     times = entry.timings
     return pack(
         (
-            ResultEntry.KIND,
+            _RESULT,
             len(frames) - before,
             entry.sequence,
             times if times.version is not None else times[:6] if times.digest is None else times[:7],
