@@ -24,7 +24,7 @@ SMOKE ?=
 # Two more than there are CPUs, at most eight: tests of real processes wait much of their time, and take memory.
 TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n > 6 ? 8 : n + 2)))
 
-.PHONY: another-python answers chaos compiled fuzz help demo embedded embeddings kubernetes kubernetes-rendered mutations ocr peer protos ray reading run-files test text-peer test-all test-avx2 test-clients test-compiled test-engines test-exporters test-newest-python test-pure test-thorough test-tools zoo zoo-made lint format bench plots soak soak-reloads wheel constraints clean image
+.PHONY: another-python answers chaos compiled fuzz help demo embedded embeddings kubernetes kubernetes-rendered mutations ocr pages peer protos ray reading run-files test text-peer test-all test-avx2 test-clients test-compiled test-engines test-exporters test-newest-python test-pure test-thorough test-tools zoo zoo-made lint format bench plots soak soak-reloads wheel constraints clean image
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -237,6 +237,9 @@ bench: $(READY) ## Measure against bare pyzmq and the best possible batching, as
 	@$(BIN)/python -m benchmarks.reloads $(if $(SMOKE),--smoke)
 	@$(BIN)/python -m benchmarks.text $(if $(SMOKE),--smoke)
 	@$(BIN)/python -m benchmarks.bulk $(if $(SMOKE),--smoke)
+
+pages: $(READY) ## Count the memory that one lone request touches in pages of 4 KiB; fail above KB= of the heap.
+	@$(BIN)/python -m benchmarks.cold --at-most $(or $(KB),5900)
 
 peer: .venv-peer/.ready ## Set up the environment of the benchmarks' peer, mosec (then: python -m benchmarks.endless --peer).
 

@@ -1,11 +1,13 @@
 """The least that a small request costs, by the kind of its way: sockets, msgpack and hand-overs, without any product.
 
     python -m benchmarks.floors echo ADDRESS [KEY]
+    python -m benchmarks.floors loop ADDRESS
     python -m benchmarks.floors inproc ADDRESS [KEY]
     python -m benchmarks.floors relay ADDRESS BACK_ADDRESS [KEY]
     python -m benchmarks.floors slot BACK_ADDRESS
 
-`echo` is a blocking socket that sends back each message. `inproc` is an event loop that relays to a slot: a thread of the
+`echo` is a blocking socket that sends back each message. `loop` is an event loop that copies an array: msgpack for its
+shape, a frame for its bytes. `inproc` is an event loop that relays to a slot: a thread of the
 same process with a socket of its own. `relay` is an event loop that relays to a `slot` in a process of its own. A slot
 unpacks and packs each message. KEY is the file of the server's secret key, for CURVE; clients need no listed key.
 """
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgpack
+import numpy as np
 import trio
 import zmq
 
@@ -47,6 +50,20 @@ def _echo(address: str, key: str | None = None) -> None:
     socket = _listen(zmq.Context(), address, key)
     while True:
         socket.send_multipart(socket.recv_multipart())
+
+
+async def _serve_loop(address: str) -> None:
+    """Answer each array with a copy, in an event loop."""
+    socket = _listen(zmq.Context(), address)
+    descriptor: Any = socket.get(zmq.FD)
+    while True:
+        while _has_message(socket):
+            peer, packed, row = socket.recv_multipart(zmq.NOBLOCK)
+            header = msgpack.unpackb(packed)
+            array = np.frombuffer(row, np.float32).reshape(header["shape"]).copy()
+            answer = msgpack.packb({"id": header["id"], "shape": list(array.shape)})
+            socket.send_multipart([peer, answer, array.tobytes()])
+        await trio.lowlevel.wait_readable(descriptor)
 
 
 def _run_slot(context: Context, address: str) -> None:
@@ -156,6 +173,8 @@ def main(arguments: list[str]) -> None:
     match arguments:
         case ["echo", *addresses]:
             _echo(*addresses)
+        case ["loop", address]:
+            trio.run(_serve_loop, address)
         case ["inproc", *addresses]:
             _serve_inproc(*addresses)
         case ["relay", *addresses]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -134,8 +135,9 @@ def write_configuration(
     workers: int | None = None,
     slots: int = 1,
     protected: str | None = None,
+    models: Sequence[str] = (TINY, LARGE, RANDOM),
 ) -> tuple[Path, str]:
-    """Writes a server's YAML with all three models; returns its path and the address that it listens on.
+    """Writes a server's YAML with these models; returns its path and the address that it listens on.
 
     `workers` processes of so many slots, or slots in the server's own process where it is None. `protected` is a tcp
     address to listen on besides, for the owner of `keys/client.pub`.
@@ -143,8 +145,8 @@ def write_configuration(
     if engine == "openvino":
         write_identity_ir(folder)
     address = f"ipc://{folder}/{label}.sock"
-    models = "".join(_model(name, engine) for name in _SHAPES)
-    names = ", ".join(_SHAPES)
+    described = "".join(_model(name, engine) for name in models)
+    names = ", ".join(models)
     placement = (
         "in_process: true\n"
         if workers is None
@@ -156,6 +158,6 @@ def write_configuration(
         listen = f'["{address}", "{protected}"]'
         security = "  security: {key: keys/server.secret, clients: [keys/client.pub]}\n"
     path.write_text(
-        f"server:\n  listen: {listen}\n{security}models:\n{models}{placement}logging: {{level: warning}}\n"
+        f"server:\n  listen: {listen}\n{security}models:\n{described}{placement}logging: {{level: warning}}\n"
     )
     return path, address
