@@ -89,7 +89,9 @@ class Admission:
         room.ask(arrival.client, arrival.model, now)
         if arrival.since is not None:  # its parent was admitted, with room for it
             terms = self._terms_of(arrival, queue)
-            return terms if isinstance(terms, Refusal) else self._in_time(arrival, queue, terms, now)
+            if isinstance(terms, Refusal) or arrival.deadline is None:
+                return terms
+            return self._in_time(arrival, queue, terms, now)
         if whole.requests >= whole.max_requests or whole.nbytes + arrival.nbytes > whole.max_bytes:
             return self._full(arrival, queue)
         parts = 1 if whole.groups == 1 else room.parts
@@ -111,12 +113,11 @@ class Admission:
                     f"this client has its share of the queue for this model, of {models} that it asks, "
                     f"and what is left is kept for the others",
                 )
-        return self._in_time(arrival, queue, terms, now)
+        return terms if arrival.deadline is None else self._in_time(arrival, queue, terms, now)
 
     def _in_time(self, arrival: Arrival, queue: ModelQueue, terms: Terms, now: float) -> Terms | Refusal:
-        """Return the terms, or the reason why the deadline will not be met."""
-        if arrival.deadline is None:
-            return terms
+        """Return the terms of a request with a deadline, or the reason why it will not be met."""
+        assert arrival.deadline is not None
         if arrival.then:
             terms = replace(terms, then_s=sum([self._least_s(model) for model in arrival.then]))
         left_s = arrival.deadline - terms.then_s - now

@@ -276,8 +276,9 @@ class FairShares(Generic[FlowT]):
         place = start_s + (flow.queued_s if client.queued == 1 else _ahead_s(flow))
         rank = place = place + PATIENCE * arrival.submitted * share_s
         bonus_s = lead_s = 0.0
-        priority = _bounded(arrival.priority)
+        priority = arrival.priority
         if priority:
+            priority = _bounded(priority)
             bonus_s = _bonus_s(priority, present)
             lead_s = start_s - self._led(start_s, start_s - bonus_s)
             place -= bonus_s

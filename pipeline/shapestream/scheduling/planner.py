@@ -382,16 +382,17 @@ def _in_time(
     members: Sequence[Request], rows: int, shape: Sizes, costs: WorkerCosts, slowdown: float, starts_at: float
 ) -> bool:
     """Tell whether the batch ends before all deadlines that its members could meet alone."""
-    if not costs.worker_class.measured or all(request.deadline is None for request in members):
+    if not costs.worker_class.measured:
         return True
-    ends_at = starts_at + costs.call(rows, shape).seconds * slowdown
-    return not any(
-        request.deadline is not None
-        and starts_at + costs.call(request.rows, request.shape).seconds * slowdown
-        <= request.deadline
-        < ends_at
-        for request in members
-    )
+    ends_at = 0.0
+    for request in members:
+        deadline = request.arrival.deadline
+        if deadline is not None:
+            ends_at = ends_at or starts_at + costs.call(rows, shape).seconds * slowdown
+            alone_s = costs.call(request.rows, request.shape).seconds * slowdown
+            if starts_at + alone_s <= deadline < ends_at:
+                return False
+    return True
 
 
 def _legal(

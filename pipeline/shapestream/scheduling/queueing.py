@@ -361,7 +361,10 @@ class Bucket:
         if count <= 0:
             return []
         first = self.held[:count]
-        if all(request.state is QUEUED for request in first):
+        for request in first:
+            if request.state is not QUEUED:
+                break
+        else:
             return first
         return list(islice((request for request in self.held if request.state is QUEUED), count))
 

@@ -40,8 +40,12 @@ class Journal:
     def arrived(self, records: Sequence[RequestRecord]) -> None:
         """Note requests that go to the scheduler."""
         self.statistics.scheduled_requests += len(records)
+        model, counters = "", None
         for record in records:
-            self.statistics.to_add(record.served.name).arrived += 1
+            if counters is None or record.served.name != model:
+                model = record.served.name
+                counters = self.statistics.to_add(model)
+            counters.arrived += 1
         if self._trace is not None:
             self._record(self._trace, records)
         if not PRESENT.debug:
