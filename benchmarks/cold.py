@@ -1,7 +1,7 @@
 """`python -m benchmarks.cold`: a request that comes alone, when nothing of its server is left in the processor's caches.
 
-Three servers take turns: the floor (`floors.py loop`: an event loop, ZeroMQ, msgpack and NumPy in one process), the product
-with an identity in process, and the same without huge pages, which the kernel is told to refuse.
+Three servers take turns: the floor (`floors.py loop`: an event loop, ZeroMQ, msgpack and NumPy in one process), the
+product with an identity in process, and the same with small pages: the kernel is told to refuse it huge ones.
 
 *Pages*: those of 4 KiB that one request touches, counted by the kernel (`clear_refs`, then `Referenced` of `smaps`), the
 lower quartile of 40: beside some requests the server does something else, the more often the slower the machine is. Of a
@@ -139,7 +139,7 @@ def floor(folder: Path) -> Iterator[Way]:
         socket.recv_multipart()
 
     try:
-        yield Way(name="floor: event loop, ZeroMQ, msgpack, NumPy", child=child, ask=ask, huge=False)
+        yield Way(name="floor", child=child, ask=ask, huge=False)
     finally:
         socket.close(0)
         started.__exit__(None, None, None)
@@ -161,7 +161,7 @@ def product(folder: Path, *, huge: bool) -> Iterator[Way]:
     try:
         wait_for_slots(child, address, 1, log)
         with blocking.connect(address, connect_timeout=START_S) as client:
-            name = "shapestream" if huge else "shapestream, without huge pages"
+            name = "ours" if huge else "small pages"
             yield Way(name=name, child=child, ask=lambda: _check(client.infer(TINY, row)), huge=huge)
     finally:
         started.__exit__(None, None, None)
@@ -186,8 +186,8 @@ def measure(folder: Path, *, requests: int, rounds: int) -> list[Report]:
 
 
 def _of_pages(ways: list[Way]) -> Report:
-    report = Report(title="Kilobytes that one lone request touches, in pages of 4 KiB")
-    report.columns = ("way", "all", "anonymous", "code of libraries", "resident MB", "in huge pages, MB")
+    report = Report(title="kB that one lone request touches, in pages of 4 KiB")
+    report.columns = ("way", "all", "heap", "libraries", "resident", "in huge pages")
     for way in ways:
         pid, whole, heap = way.child.pid, way.touched.total(), way.touched[_ANONYMOUS]
         told = ["" if way.huge else Figure(kilobytes, "kB") for kilobytes in (whole, heap, whole - heap)]
@@ -204,7 +204,7 @@ def _of_pages(ways: list[Way]) -> Report:
 
 def _of_times(ways: list[Way]) -> Report:
     report = Report(title="A lone request, caches hot and cold; ms per request")
-    report.columns = ("way", "loop hot", "loop cold", "others hot", "others cold", "p50 hot", "p50 cold")
+    report.columns = ("way", "loop hot", "loop cold", "slot hot", "slot cold", "p50 hot", "p50 cold")
     for way in ways:
         cells = [
             Figure(statistics.median(figures[state]), "ms")

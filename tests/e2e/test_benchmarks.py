@@ -89,6 +89,16 @@ def moderate(figures: Any) -> None:
         assert all(0 < float(row["p50, ms"]) <= float(row["p99, ms"]) for row in load["rows"][:3])
 
 
+def cold(figures: Any) -> None:
+    """What a lone request touches where pages are small, and its time, beside a floor's."""
+    pages, times = figures
+    for table in (pages, times):
+        assert ["floor", "ours", "small pages"] == [row["way"] for row in table["rows"]]
+    least, _, ours = pages["rows"]
+    assert 0 < least["heap"] < ours["heap"] < ours["all"]
+    assert all(row["p50 cold"] > 0 for row in times["rows"])
+
+
 def attacks(figures: Any) -> None:
     """Honest callers over HTTP and gRPC beside attackers, each answer compared, and one that shares its slot."""
     apart, shared = figures
@@ -108,7 +118,9 @@ def scheduler(figures: Any) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("promises", [limit, account, memory, chains, gateway, moderate, scheduler, attacks])
+@pytest.mark.parametrize(
+    "promises", [limit, account, memory, chains, gateway, moderate, scheduler, attacks, cold]
+)
 def test_a_benchmark_runs_and_reports(promises: Callable[[Any], None]) -> None:
     """As a smoke run, in a process of its own."""
     more = {limit: ("limit", "--trace", "lognormal"), account: ("limit", "--account")}
