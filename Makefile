@@ -239,7 +239,7 @@ bench: $(READY) ## Measure against bare pyzmq and the best possible batching, as
 	@$(BIN)/python -m benchmarks.bulk $(if $(SMOKE),--smoke)
 
 pages: $(READY) ## Count the memory that one lone request touches in pages of 4 KiB; fail above KB= of the heap.
-	@$(BIN)/python -m benchmarks.cold --at-most $(or $(KB),5900)
+	@$(BIN)/python -m benchmarks.cold --at-most $(or $(KB),5600)
 
 peer: .venv-peer/.ready ## Set up the environment of the benchmarks' peer, mosec (then: python -m benchmarks.endless --peer).
 
