@@ -387,7 +387,8 @@ def test_a_shadow_is_compared_and_its_crash_or_hang_costs_its_own_process(workpl
             return bool(found()["compared"] >= 5)
 
         until("comparisons", several)
-        assert found()["equal"] == found()["compared"]
+        shadow = found()
+        assert shadow["equal"] == shadow["compared"]
 
         for times, number in enumerate((CRASH, HANG), 1):
 
