@@ -384,10 +384,44 @@ def test_a_full_disk_ends_the_run_which_goes_on_later(site: Any) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (6 << 10, resource.RLIM_INFINITY))
 
     status, said = ended(command(site, "f", "in.parquet", "out.parquet", preexec_fn=small))
-    assert (1, True) == (status, "File too large" in said), said
+    assert (1, True) == (status, "File too large (parts that are done are kept: --resume goes on)" in said)
     assert "Traceback" not in said
     assert 0 == ended(command(site, "f", "in.parquet", "out.parquet", "--resume"))[0]
     assert ([*range(600)], doubled(values), [None] * 600) == results(site.folder / "out.parquet")
+
+
+FULL = """
+mount -t tmpfs -o size=$1 none disk || exit 99
+shift
+"$@" disk/out.parquet && exit 98
+mount -o remount,size=64m disk
+"$@" disk/out.parquet --resume && cp disk/out.parquet .
+"""
+
+
+@pytest.mark.parametrize("size", ["100k", "200k"], ids=["while it runs", "while parts are merged"])
+def test_a_disk_without_space_loses_nothing(size: str, site: Any) -> None:
+    """One of its own, in a mount namespace; it is full while rows are under way, or only at the end."""
+    if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode != 0:
+        pytest.skip("this user may not make namespaces")
+    values = [[float(1000 + row * each) for each in range(1, 9)] for row in range(2000)]
+    table(site.folder, values)
+    (site.folder / "disk").mkdir()
+    site.write(SERVER.replace("gated:double", "gated:double_in_silence"))
+    program = SMALL_PARTS.replace("20", "400")
+    run = [sys.executable, "-c", program, "run", "server.yaml", "f", "in.parquet"]
+    ran = subprocess.run(
+        ["unshare", "-m", "sh", "-c", FULL, "sh", size, *run],
+        cwd=site.folder,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(IMPORTABLE)])},
+    )
+    assert 0 == ran.returncode, ran.stderr
+    assert "No space left on device (parts that are done are kept: --resume goes on)" in ran.stderr
+    assert ([*range(2000)], doubled(values), [None] * 2000) == results(site.folder / "out.parquet")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

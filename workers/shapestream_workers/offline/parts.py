@@ -20,8 +20,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -151,16 +151,30 @@ class Parts:
         os.close(self._lock)
 
     def _note(self, line: str) -> None:
-        os.write(self._journal, f"{line}\n".encode())
+        raw = f"{line}\n".encode()
+        with self._kept():
+            while raw:  # a disk that becomes full takes a part, without an error
+                raw = raw[os.write(self._journal, raw) :]
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Say with an error of the disk what becomes of the run."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(
+                f"{self.folder}: {error.strerror or error} (parts that are done are kept: --resume goes on)"
+            ) from error
 
     def _replace(self, path: Path, write: Callable[[Path], object]) -> None:
         """Let a file be written beside `path`, and rename it when all of it is on disk."""
         unfinished = self.folder / f"{_UNFINISHED}-{path.name}"
         try:
-            write(unfinished)
-            with open(unfinished, "rb") as file:
-                os.fsync(file.fileno())
-            os.replace(unfinished, path)
+            with self._kept():
+                write(unfinished)
+                with open(unfinished, "rb") as file:
+                    os.fsync(file.fileno())
+                os.replace(unfinished, path)
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise
