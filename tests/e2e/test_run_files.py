@@ -86,12 +86,16 @@ def site(workplace: Any) -> Any:
 
 
 def command(
-    site: Any, *arguments: str, env: dict[str, str] | None = None, **options: Any
+    site: Any,
+    *arguments: str,
+    env: dict[str, str] | None = None,
+    program: str = SMALL_PARTS,
+    **options: Any,
 ) -> subprocess.Popen[str]:
     """`shapestream run server.yaml`, with parts of 20 rows."""
     path = os.pathsep.join([*filter(None, sys.path), str(IMPORTABLE)])
     return subprocess.Popen(
-        [sys.executable, "-c", SMALL_PARTS, "run", "server.yaml", *arguments],
+        [sys.executable, "-c", program, "run", "server.yaml", *arguments],
         cwd=site.folder,
         text=True,
         stdout=subprocess.PIPE,
@@ -358,6 +362,32 @@ def test_a_row_that_kills_the_process_fails_at_the_second_time(site: Any) -> Non
     why = "poisoned: the process ended twice while this row was under way"
     assert ([*range(100)], [None] * 50 + [why] + [None] * 49) == (numbers, errors)
     assert [None if row == 50 else each for row, each in enumerate(doubled(values))] == outputs
+
+
+SLOWLY = """
+import time
+from shapestream_workers.offline import job, parts
+from shapestream_workers.cli import main
+done = parts.Parts.done
+def slow(self, row):
+    time.sleep(0.05)
+    done(self, row)
+parts.Parts.done = slow
+main()
+"""
+
+
+def test_an_answer_that_is_noted_late_accuses_nobody(site: Any) -> None:
+    """The row after it runs alone, and kills the process: the one before has its result."""
+    values = rows(20, r10=KILLER)
+    table(site.folder, values)
+    for attempt in range(2):
+        resume = ["--resume"] * (attempt > 0)
+        ran = command(site, "f", "in.parquet", "out.parquet", *resume, program=SLOWLY)
+        assert -signal.SIGKILL == ended(ran)[0]
+    assert 1 == ended(command(site, "f", "in.parquet", "out.parquet", "--resume"))[0]
+    _, _, errors = results(site.folder / "out.parquet")
+    assert [10] == [row for row, error in enumerate(errors) if error is not None]
 
 
 def test_rows_that_must_not_run_twice_are_lost(site: Any) -> None:

@@ -193,7 +193,8 @@ class _Run:
             priority=0,
             caller=None,
         )
-        row, room = start, _ByteRoom(HELD_BYTES)
+        # A row that runs alone begins when the journal has the end of the one before, which it would accuse else.
+        row, room = start, _ByteRoom(HELD_BYTES if in_flight > 1 else 0)
         stream: Stream[Item] = Stream(self._client, None, self._items(start, end, before, room), options)
         try:
             with stream as answers:
@@ -217,9 +218,9 @@ class _Run:
                     inputs = self._inputs(values)
                 except InvalidRequest as raised:
                     error = raised
-                else:
-                    self._parts.begun(row)
             room.enter(sum(array.nbytes for array in inputs.values()))
+            if error is None:
+                self._parts.begun(row)
             yield OwnItem(
                 key=row, model=self._model, inputs=inputs, deadline=self._job.deadline_s, error=error
             )
