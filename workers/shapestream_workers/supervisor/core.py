@@ -592,6 +592,10 @@ class Supervisor:
             # It has served before, so files or the engine were replaced since. Its next process has the new ones.
             self._wait(worker, 1, self._policy.backoff_max_s, now, jitter)
             return []
+        return self._crashed(worker, exit_, now, jitter)
+
+    def _crashed(self, worker: WorkerRecord, exit_: WorkerExited, now: float, jitter: float) -> list[Action]:
+        """Start a process again after a wait, or give it up."""
         if exit_.answered_at is not None:
             worker.answered_at = exit_.answered_at
         policy = self._policy
