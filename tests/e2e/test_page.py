@@ -190,6 +190,10 @@ def test_a_dead_worker_is_told_with_its_last_words(workplace: Any) -> None:
         assert "configuration" in worker["why"]
         assert worker["since"] <= worker["ended_at"] <= state["now"]
         assert "worker w1 of entry 1 is given up" in state["notices"]
+        served.send(signal.SIGHUP)
+        served.wait_for("reload ended")
+        words = "the last reload was refused: "
+        until("the notice", lambda: any(text.startswith(words) for text in viewer.next()["state"]["notices"]))
         assert ["serving", "given up"] == [one["presence"] for one in state["workers"]]
         assert 1 == len(state["slots"])
 

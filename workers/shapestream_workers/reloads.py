@@ -13,7 +13,7 @@ both end with the same workers.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from math import inf
@@ -102,6 +102,19 @@ def _needs_of(changed: Sequence[str], before: Collection[str], workers: Supervis
 
 OWN = "local"
 """The name of the server's own process among workers."""
+
+
+def _troubles(kind: str, restarted: Restarted) -> Iterator[str]:
+    """Yield a line for each process that is not what was asked for."""
+    for words, found in (
+        ("goes on unchanged", restarted.kept),
+        ("is given up", restarted.given_up),
+        ("is not replaced yet", restarted.starting),
+    ):
+        for name, why in found.items():
+            yield f"{kind} {name} {words}: {why}"
+
+
 NO_CHANGES = Changes(added=[], removed=[], changed={}, need_restart=[])
 NOTHING_RESTARTED = Restarted(replaced=(), kept={}, given_up={}, starting={})
 
@@ -490,7 +503,12 @@ class Reloads:
         reload.seconds = round(trio.current_time() - reload.began, 3)
         if reload.asked is ReloadRequest.NOTHING:
             return
-        self._server.reload_ended(state.value, reload.seconds, ok=state is ReloadState.OK)
+        troubles = [
+            *reload.why,
+            *_troubles("worker", reload.restarted),
+            *_troubles("gateway", reload.gateways),
+        ]
+        self._server.reload_ended(state.value, reload.seconds, ok=state is ReloadState.OK, why=troubles)
         write = log.info if state is ReloadState.OK else log.error
         write(
             "reload ended",

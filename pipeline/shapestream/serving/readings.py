@@ -80,6 +80,8 @@ class Readings:
     worker_port: WorkerPort | None = None
     groups: Mapping[str, int] = field(default_factory=dict)
     """The configured workers by name, each with the number of its entry of `workers`."""
+    reload_troubles: Sequence[str] = ()
+    """What the last reload could not do."""
 
     # ---------------------------------------------------------------- readiness
 
@@ -330,16 +332,16 @@ class Readings:
 
     def _notices(self, workers: Sequence[ConfiguredWorker]) -> list[str]:
         """Return sentences about things that an operator should look at."""
-        notices = [*self.not_ready(), *map(_no_slot_for, sorted(self.models.new))]
+        notices = [*self.not_ready(), *map(_no_slot_for, sorted(self.models.new)), *self.reload_troubles]
         if (standstill := self.standstill()) is not None:
             notices.append(standstill)
         for name, group, state, _ in workers:
             if state.presence in (Presence.MISSING, Presence.GIVEN_UP):
                 notices.append(f"worker {name} of entry {group} is {state.presence}")
-        for name, audit in self.audits.states.items():
-            if audit.stopped:
+        for audit in self.audits.states.values():
+            if audit.stopped and audit.model.successor is None:
                 text = "shares no calls: audits found answers that differ (see shapestream audit)"
-                notices.append(f"{name} {text}")
+                notices.append(f"{audit.model.name} {text}")
         return notices
 
 

@@ -349,9 +349,10 @@ class Server:
         """Set the counters of reloads to 0, one for each result."""
         self._counters.reloads.update(dict.fromkeys(results, 0))
 
-    def reload_ended(self, result: str, seconds: float, *, ok: bool) -> None:
-        """Count a reload that has ended, and remember the last one that was `ok`."""
+    def reload_ended(self, result: str, seconds: float, *, ok: bool, why: Sequence[str]) -> None:
+        """Count a reload that has ended, and remember the last one that was `ok`. The page shows `why` one was not."""
         self._counters.reloads[result] += 1
+        self.readings.reload_troubles = [f"the last reload was {result}: {line}" for line in why]
         if ok:
             self._counters.reloaded_at, self._counters.reload_s = time.time(), seconds
 
