@@ -15,7 +15,7 @@ from tests.text_folders import HIDDEN, KIND, VOCABULARY, documents, write_folder
 from tests.tokenizer_files import tokenizer
 
 from shapestream.errors import ConfigurationError
-from shapestream.loading.models import digests_of
+from shapestream.loading.sources import digests_of
 from shapestream.settings import LoadedSettings, load_models, load_settings
 from shapestream.settings.folders import read_contents
 from shapestream.settings.text_folder import TextFolder, expand

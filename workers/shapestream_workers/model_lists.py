@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shapestream.loading.models import digests_of, plan_chains, read_signatures
+from shapestream.loading.models import plan_chains, read_signatures
 from shapestream.loading.proof import why_alone
+from shapestream.loading.sources import digests_of
 from shapestream.settings import LoadedSettings
 from shapestream.versions import spell_share
 from shapestream_engine.signature import ModelSignature

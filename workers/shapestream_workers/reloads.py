@@ -23,9 +23,8 @@ import structlog
 import trio
 
 from shapestream.errors import ConfigurationError
-from shapestream.loading.models import digests_of
 from shapestream.loading.process_slots import own_slots
-from shapestream.loading.sources import sources_of
+from shapestream.loading.sources import digests_of, sources_of
 from shapestream.serving.server import Server
 from shapestream.settings import LoadedSettings, ModelSettings, ServerSettings, Settings, load_settings
 from shapestream_engine.machine import allowed_cpus

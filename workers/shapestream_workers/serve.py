@@ -22,9 +22,9 @@ import trio
 
 from shapestream.addresses import is_protectable
 from shapestream.errors import ConfigurationError
-from shapestream.loading.models import digests_of, placement_warnings
+from shapestream.loading.models import placement_warnings
 from shapestream.loading.process_slots import own_slots
-from shapestream.loading.sources import sources_of
+from shapestream.loading.sources import digests_of, sources_of
 from shapestream.serving.allocator import keep_freed_memory
 from shapestream.serving.server import Server, serve
 from shapestream.serving.slot_threads import SlotThreads

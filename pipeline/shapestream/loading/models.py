@@ -461,16 +461,6 @@ def require_trusted(model: ModelSettings) -> str | None:
     return digest
 
 
-def digests_of(models: Iterable[ModelSettings]) -> dict[str, str]:
-    """Return the sha256 of the files of each model, by its name; what cannot be read now is left out."""
-    digests: dict[str, str] = {}
-    for model in models:
-        if model.file is not None:
-            with suppress(ModelLoadError):
-                digests[model.name] = _digest(Path(model.file))
-    return digests
-
-
 def _require_registered(function: str) -> None:
     registered = registered_functions()
     if os.environ.get(ENVIRONMENT) == "1" or function in registered.values():

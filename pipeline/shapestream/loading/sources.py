@@ -16,10 +16,21 @@ from typing import TypeAlias
 from shapestream.loading.models import model_spec
 from shapestream.settings import ModelSettings
 from shapestream_engine.errors import EngineError
+from shapestream_engine.model_files import digest_of_model
 from shapestream_engine.probing.cache import code_of
 
 Sources: TypeAlias = tuple[str, ...]
 """Digests, versions, and times of files of one model."""
+
+
+def digests_of(models: Iterable[ModelSettings]) -> dict[str, str]:
+    """Return the sha256 of the files of each model, by its name; what cannot be read now is left out."""
+    digests: dict[str, str] = {}
+    for model in models:
+        if model.file is not None:
+            with suppress(OSError, EngineError):
+                digests[model.name] = digest_of_model(Path(model.file))
+    return digests
 
 
 def sources_of(models: Iterable[ModelSettings], digests: Mapping[str, str]) -> dict[str, Sources | None]:

@@ -33,7 +33,7 @@ from shapestream.errors import (
     Unavailable,
     did_you_mean,
 )
-from shapestream.loading.models import digests_of
+from shapestream.loading.sources import digests_of
 from shapestream.row_values import columns_of, inputs_of_row, outputs_of_row
 from shapestream.settings import LoadedSettings
 from shapestream.settings.version_settings import ROUTING
