@@ -87,7 +87,7 @@ BAD: dict[str, tuple[Any, str, str]] = {
     "an unknown model": (request(model="none"), "NOT_FOUND", "no model is called 'none'"),
     "no model": (request(model=""), "NOT_FOUND", "no model"),
     "a long name": (request(model="m" * 1000), "NOT_FOUND", "at most"),
-    "another version": (request(model_version="2"), "NOT_FOUND", "the version 1"),
+    "another version": (request(model_version="2"), "NOT_FOUND", "the version '1' only"),
     "no input": (
         changed(lambda m: m.ClearField("inputs") or m.ClearField("raw_input_contents")),
         "INVALID_ARGUMENT",

@@ -114,6 +114,7 @@ def test_a_listed_client_is_served_and_sees_no_counters(protected: Protected) ->
             "chains",
             "unavailable",
             "digests",
+            "versions",
             "not_ready",
             "models_not_ready",
             "forbidden",

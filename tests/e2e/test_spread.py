@@ -174,6 +174,22 @@ def test_a_server_with_another_signature_gets_nothing(workplace: Workplace) -> N
     assert 1 == len(found.keys() - {"error"})
 
 
+def test_a_stream_keeps_the_signature_that_it_began_with(workplace: Workplace) -> None:
+    """Also when a server with another one comes meanwhile, whose address stands before."""
+    serve(workplace, "b", most=8)
+    with connect(workplace, "a", "b") as client:
+
+        def some() -> Iterator[dict[str, Any]]:
+            yield from rows(20)
+            serve(workplace, "a")
+            all_there(client, 2)
+            yield from rows(200)
+
+        with client.stream("double", some(), max_in_flight=4) as results:
+            servers = Counter(result.request_id.partition("-")[0] for result in results)
+    assert [220] == [*servers.values()]
+
+
 def test_servers_with_other_model_files_are_told_once(
     workplace: Workplace, caplog: pytest.LogCaptureFixture
 ) -> None:

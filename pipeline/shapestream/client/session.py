@@ -539,6 +539,7 @@ class Session:
             model = self.models[entry.name] = self._new_model(entry.name, entry.signature, entry.number)
             model.number_here = entry.number
             if replaced is not None:
+                replaced.successor = model
                 self._replace(replaced)
         for earlier in self._replaced:
             if earlier.name == entry.name:

@@ -153,7 +153,6 @@ class StreamState(Generic[ItemT]):
         self.closed = False
         self.submissions = core.submissions
         self._model = model
-        self._models = core.models
         self._client = core.client
         self._options = options
         self._grant = grant
@@ -187,10 +186,11 @@ class StreamState(Generic[ItemT]):
         options = self._options
         if type(item) is not OwnItem:
             assert self._model is not None
-            model = self._models.get(self._model.name) or self._model  # a reload may have changed it
+            while self._model.successor is not None:  # a reload has changed it
+                self._model = self._model.successor
             key, inputs = item if type(item) is tuple and len(item) == 2 else (place, item)
             tags = tags_of(None, None, options.caller)
-            return self._ticket(key, place, model, inputs, options.deadline, options.priority, tags)
+            return self._ticket(key, place, self._model, inputs, options.deadline, options.priority, tags)
         if item.error is not None or item.model is None:
             return self._refused(item.key, place, item.error or InvalidRequest("it names no model"))
         left_s, tags = checked_deadline(item.deadline), tags_of(item.request_id, item.trace, options.caller)

@@ -43,7 +43,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
 from shapestream.errors import (
     DeadlineExceeded,
@@ -106,6 +106,8 @@ class ModelHandle:
     """That of the last answer of this server, also on an earlier connection; None: it has not answered yet."""
     stale: bool = False
     """The server now has another model under this name; requests checked against this signature are void."""
+    successor: Self | None = field(default=None, repr=False)
+    """What the same server has under this name since."""
 
     @property
     def idempotent(self) -> bool:
