@@ -49,7 +49,7 @@ PARTS = (
     Part(
         "moderate",
         "Texts at random times, by the same arrivals for all",
-        quick=("--rounds", "3", "--seconds", "4"),
+        quick=("--rounds", "5", "--seconds", "4"),
         with_peer=True,
     ),
     Part("limit", "Texts of all lengths, saturated", ("--saturated",), ("--rounds", "1")),
@@ -149,7 +149,7 @@ def _cell(value: object) -> str:
 
 def main(
     output: Annotated[Path | None, typer.Option(help="Write the page there, part by part.")] = None,
-    quick: Annotated[bool, typer.Option(help="Fewer rounds: some 15 minutes.")] = False,
+    quick: Annotated[bool, typer.Option(help="Fewer rounds: some 20 minutes.")] = False,
     smoke: Annotated[bool, typer.Option(help="Answers are checked, figures mean little.")] = False,
     with_peer: Annotated[bool, typer.Option("--peer", help=peer.OPTION_HELP)] = False,
     only: Annotated[list[str] | None, typer.Option(help="A part by its module; may be given again.")] = None,
