@@ -107,11 +107,7 @@ def run(part: Part, options: Sequence[str]) -> Measured:
     stolen = (getattr(after, "steal", 0.0) - getattr(before, "steal", 0.0)) / seconds / (os.cpu_count() or 1)
     found = json.loads(ran.stdout)
     if isinstance(found, dict):  # of `limit`, by trace
-        found = [
-            {**table, "title": f"{name}: {table['title']}"}
-            for name, trace in found.items()
-            for table in trace["tables"]
-        ]
+        found = [table for trace in found.values() for table in trace["tables"]]
     return Measured(part, found, seconds, stolen, others)
 
 
