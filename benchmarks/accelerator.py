@@ -43,7 +43,7 @@ Figures: TypeAlias = dict[str, Any]
 WORDS = 30_522
 SEED = 5
 MEDIAN_TOKENS, SIGMA = 24, 0.9
-"""Of the lognormal lengths, as in benchmarks.limit: sentences of queries and titles, with a long tail."""
+"""Parameters of the lognormal lengths, as in benchmarks.limit: sentences of queries and titles, with a long tail."""
 PADDED_ROWS = 32
 WINDOW = 256
 """Requests that wait at a time where they are cut by shape: the default credit of a client."""

@@ -39,7 +39,7 @@ PATIENCE_S = 60.0
 
 @dataclass(slots=True, kw_only=True)
 class Way:
-    """Who sends what, and its figures by round."""
+    """A way to send singles and bulk calls, and its figures by round."""
 
     name: str
     singles: bool = True
@@ -49,11 +49,11 @@ class Way:
     bulks_per_s: list[float] = field(default_factory=list)
 
     def quantiles_ms(self, quantile: float) -> list[float]:
-        """Of the singles, by round."""
+        """Return a quantile of the singles' latencies for each round."""
         return [quantile_ms(latencies, quantile) for latencies in self.latency_s]
 
     def play(self, port: int, texts: Texts, seconds: float, seed: int) -> None:
-        """One round."""
+        """Play one round."""
         draw = np.random.default_rng(seed)
         due_s: list[float] = []
         if self.singles:
@@ -107,7 +107,7 @@ class Texts:
         (self._right,) = Alone(prepared).vectors([self.texts])
 
     def body(self, numbers: Sequence[int]) -> bytes:
-        """A call with these texts."""
+        """Return the body of a call with these texts."""
         inputs = [self.texts[number] for number in numbers]
         return json.dumps({"model": "minilm", "input": inputs, "encoding_format": "base64"}).encode()
 

@@ -42,7 +42,7 @@ class Part:
     quick: tuple[str, ...] = ()
     """Options of a quick page."""
     with_peer: bool = False
-    """Whether the peer can take part."""
+    """The peer can take part."""
 
 
 PARTS = (
@@ -63,7 +63,7 @@ PARTS = (
 
 @dataclass(slots=True)
 class Measured:
-    """What a part gave."""
+    """The figures of one part."""
 
     part: Part
     reports: list[dict[str, Any]]
@@ -74,7 +74,7 @@ class Measured:
     """Share that other processes used before."""
 
     def lines(self) -> list[str]:
-        """Its section of the page."""
+        """Return its section of the page."""
         told = f"{self.seconds:.0f} s; stolen {self.stolen:.1%}; others before {self.others:.0%}"
         lines = [
             "",
@@ -112,7 +112,7 @@ def run(part: Part, options: Sequence[str]) -> Measured:
 
 
 def machine() -> list[str]:
-    """The machine and the software, as lines of the page."""
+    """Return the machine and the software, as lines of the page."""
     model = "unknown"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -129,7 +129,7 @@ def machine() -> list[str]:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     if not rows:
         return ["(no rows)"]
     columns = list(rows[0])

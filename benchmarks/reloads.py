@@ -47,7 +47,7 @@ DEADLINE_S = 1.0
 RELOAD_S = 5.0
 """`server.reload_s`, where a process does not come up."""
 PATIENT_S = 120.0
-"""The same where it does."""
+"""`server.reload_s`, where it does."""
 AIM_P99 = 3.0
 """p99 during a reload / p99 while the same processes start beside the server."""
 QUIET_S = 0.5
@@ -136,7 +136,7 @@ class Setting:
 
 @dataclass(slots=True)
 class Seen:
-    """What the clients have seen so far."""
+    """The answers and failures that the clients have seen so far."""
 
     waits: list[tuple[float, float]] = field(default_factory=list)
     """Time of sending, and seconds to the answer, of requests for either model."""

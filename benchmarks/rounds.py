@@ -13,10 +13,10 @@ class Server(Protocol):
     """Processes whose CPU time can be read, in seconds."""
 
     def cpu_s(self) -> float:
-        """Of the server."""
+        """Return the time of the server."""
 
     def children_cpu_s(self) -> float:
-        """Of its workers."""
+        """Return the time of its workers."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -92,11 +92,11 @@ class _PeerCpu:
     peer: peer.Peer
 
     def cpu_s(self) -> float:
-        """Of all."""
+        """Return the time of all."""
         return self.peer.cpu_s()
 
     def children_cpu_s(self) -> float:
-        """Counted above."""
+        """Return nothing more: `cpu_s` has all."""
         return 0.0
 
 

@@ -78,6 +78,21 @@ def is_right(number: int, result: Any) -> bool:
     return bool((result["y"] == 2 * (100 + number)).all()) and result["y"].shape == (1, 1 + number % 5)
 
 
+def under_a_name(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict[str, Served], dict[str, str], list[str]]:
+    """Start the servers a and b; returns them, their TCP addresses, and the list that any look-up of a name answers."""
+    servers = {}
+    for name in ("a", "b"):
+        text = MODEL.format(name=name, function="double_in_silence", most=64, idempotent="true", max_batch=4)
+        text = text.replace(f"ipc://{name}.sock", f'ipc://{name}.sock, "tcp://127.0.0.1:0"')
+        servers[name] = workplace.serve(workplace.write(text, f"{name}.yaml"))
+    place = {name: served.events("server ready")[0]["listen"][1] for name, served in servers.items()}
+    found: list[str] = []
+    monkeypatch.setattr(look_ups, "addresses_of", lambda _: list(found))
+    return servers, place, found
+
+
 def all_there(client: blocking.Client, count: int) -> None:
     """Wait until so many servers answer a client."""
     until(f"{count} servers", lambda: count == len(client.statistics()["servers"]))
@@ -299,14 +314,7 @@ def test_two_addresses_of_one_server_are_one(workplace: Workplace) -> None:
 
 def test_the_addresses_of_a_name_come_and_go(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new one gets its part; one that is gone from the answer goes with its server; no answer changes nothing."""
-    found: list[str] = []
-    servers = {}
-    for name in ("a", "b"):
-        text = MODEL.format(name=name, function="double_in_silence", most=64, idempotent="true", max_batch=4)
-        text = text.replace(f"ipc://{name}.sock", f'ipc://{name}.sock, "tcp://127.0.0.1:0"')
-        servers[name] = workplace.serve(workplace.write(text, f"{name}.yaml"))
-    place = {name: served.events("server ready")[0]["listen"][1] for name, served in servers.items()}
-    monkeypatch.setattr(look_ups, "addresses_of", lambda _: list(found))
+    servers, place, found = under_a_name(workplace, monkeypatch)
     monkeypatch.setattr(look_ups, "LOOK_UP_S", 0.05)
     found.append(place["a"])
     with blocking.connect("tcp://servers.test:1", spread=True, connect_timeout=PATIENCE_S) as client:
@@ -326,14 +334,7 @@ def test_a_name_is_looked_up_when_its_server_goes(
     workplace: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the time until the next look-up: what waits goes to the server that has taken its place."""
-    found: list[str] = []
-    servers = {}
-    for name in ("a", "b"):
-        text = MODEL.format(name=name, function="double_in_silence", most=64, idempotent="true", max_batch=4)
-        text = text.replace(f"ipc://{name}.sock", f'ipc://{name}.sock, "tcp://127.0.0.1:0"')
-        servers[name] = workplace.serve(workplace.write(text, f"{name}.yaml"))
-    place = {name: served.events("server ready")[0]["listen"][1] for name, served in servers.items()}
-    monkeypatch.setattr(look_ups, "addresses_of", lambda _: list(found))
+    servers, place, found = under_a_name(workplace, monkeypatch)
     monkeypatch.setattr(look_ups, "LOOK_UP_S", 10 * PATIENCE_S)
     found.append(place["a"])
     with blocking.connect("tcp://servers.test:1", spread=True, connect_timeout=PATIENCE_S) as client:

@@ -37,7 +37,8 @@ from shapestream_engine.batch import ErrorCode
 log = get_logger()
 
 LOOK_EVERY_S = 0.1
-"""Seconds between two looks whether the slots are still needed. Each look passes over all requests."""
+"""Seconds between two looks whether slots that are to leave, of this process or of a worker, are still needed. Each look
+passes over all requests."""
 
 
 class LocalPort:

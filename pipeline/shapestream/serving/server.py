@@ -46,7 +46,7 @@ from shapestream.serving.ends import Egress, Ends, Observer
 from shapestream.serving.grants import RequestRoom, room_of
 from shapestream.serving.journal import Journal
 from shapestream.serving.kept_replies import KeptReplies
-from shapestream.serving.local_port import LocalPort
+from shapestream.serving.local_port import LOOK_EVERY_S, LocalPort
 from shapestream.serving.port_traffic import Outgoing
 from shapestream.serving.readings import Readings
 from shapestream.serving.served_models import ServedModels
@@ -78,8 +78,6 @@ if TYPE_CHECKING:
 
 log = get_logger()
 
-LOOK_EVERY_S = 0.1
-"""Seconds between two looks whether a replaced worker is still needed. Each look passes over all requests."""
 FAREWELL_S = 0.05
 """Seconds between the goodbyes and the end of the connections.
 
