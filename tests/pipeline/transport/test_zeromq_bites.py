@@ -6,6 +6,7 @@ import contextlib
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from select import select
 from typing import Any
@@ -24,6 +25,7 @@ from shapestream.transport.interface import Wake
 from shapestream.transport.router import Outbox, OutboxRoom, RouterSocket
 from shapestream.transport.zeromq import DealerSocket, SocketOptions
 
+_NUMBERS = count()
 LARGE = SocketOptions(high_water_mark=1000, receive_high_water_mark=1000)
 SMALL = SocketOptions(
     high_water_mark=2, receive_high_water_mark=2, outbox_messages=50, outbox_bytes=20_000_000
@@ -40,9 +42,12 @@ async def opened(
     context: zmq.Context[Any] | None = None,
     room: OutboxRoom | None = None,
 ) -> AsyncIterator[tuple[RouterSocket, list[DealerSocket]]]:
-    """A router and so many dealers; dealers that are not `watched` are slow peers: nobody ever reads there."""
+    """A router and so many dealers; dealers that are not `watched` are slow peers: nobody ever reads there.
+
+    An address in memory is numbered: libzmq frees one some time after its socket was closed.
+    """
     router = RouterSocket(options=options, context=context, room=room)
-    router.bind(address)
+    router.bind(f"{address}-{next(_NUMBERS)}" if address.startswith("inproc:") else address)
     dealers = [DealerSocket(options=options, context=context) for _ in range(count)]
     for dealer in dealers:
         dealer.connect(router.addresses[0])
