@@ -17,8 +17,8 @@ import trio.testing
 from tests.e2e.conftest import alive
 
 from shapestream.serving.worker_port import LastState
-from shapestream_workers.supervisor.core import RestartPolicy
 from shapestream_workers.supervisor.processes import GaveUp, SupervisedProcesses
+from shapestream_workers.supervisor.replacements import RestartPolicy
 
 pytestmark = pytest.mark.e2e
 

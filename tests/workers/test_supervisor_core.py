@@ -12,10 +12,8 @@ from shapestream_workers.supervisor.core import (
     KeepWorker,
     KillWorker,
     LeaveRequested,
-    ProcessState,
     ReplacementWanted,
     Restarted,
-    RestartPolicy,
     RestartRequested,
     StartWorker,
     StopNow,
@@ -27,6 +25,7 @@ from shapestream_workers.supervisor.core import (
     WorkerExited,
     WorkerReady,
 )
+from shapestream_workers.supervisor.replacements import ProcessState, RestartPolicy
 
 POLICY = RestartPolicy(
     backoff_initial_s=1.0,

@@ -39,8 +39,8 @@ from shapestream.transport.http_listener import listen_at, place_of, reserve_at
 from shapestream.web.tokens import read_tokens
 from shapestream_engine.files import read_regular
 from shapestream_workers.chains import service_options
-from shapestream_workers.supervisor.core import RestartPolicy
 from shapestream_workers.supervisor.processes import SupervisedProcesses
+from shapestream_workers.supervisor.replacements import RestartPolicy
 
 _Socket: TypeAlias = socket.socket
 

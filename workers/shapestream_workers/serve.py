@@ -41,8 +41,9 @@ from shapestream_workers.interruption import handed_over
 from shapestream_workers.process import exit_after, keep_what_is_loaded
 from shapestream_workers.reloads import Reload, ReloadRequest, Reloads
 from shapestream_workers.roles import Roles, own_role_of, roles_of
-from shapestream_workers.supervisor.core import Restarted, RestartPolicy
+from shapestream_workers.supervisor.core import Restarted
 from shapestream_workers.supervisor.processes import GaveUp, SupervisedProcesses
+from shapestream_workers.supervisor.replacements import RestartPolicy
 from shapestream_workers.upkeep import notify, tend_watchdog, watch_memory
 
 if TYPE_CHECKING:

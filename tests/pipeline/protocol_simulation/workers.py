@@ -25,8 +25,6 @@ from shapestream_workers.supervisor.core import (
     GiveUp,
     KeepWorker,
     KillWorker,
-    ProcessState,
-    RestartPolicy,
     StartWorker,
     StopRequested,
     Supervisor,
@@ -35,6 +33,7 @@ from shapestream_workers.supervisor.core import (
     WorkerExited,
     WorkerReady,
 )
+from shapestream_workers.supervisor.replacements import ProcessState, RestartPolicy
 from shapestream_workers.worker import Worker, WorkerEnd
 
 # From a process's start to its greeting.

@@ -35,7 +35,8 @@ from shapestream.scheduling.events import Event
 from shapestream.scheduling.scheduler import Scheduler
 from shapestream.serving.server import Server, serve
 from shapestream.settings import ServerSettings
-from shapestream_workers.supervisor.core import ReplacementWanted, RestartPolicy, RestartRequested
+from shapestream_workers.supervisor.core import ReplacementWanted, RestartRequested
+from shapestream_workers.supervisor.replacements import RestartPolicy
 from shapestream_workers.worker_session import WorkerSession
 
 # From the last that goes wrong to the last answer, at most. Much of it is the clients' patience with a connection that is

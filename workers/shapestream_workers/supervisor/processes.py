@@ -37,10 +37,8 @@ from shapestream_workers.supervisor.core import (
     KeepWorker,
     KillWorker,
     LeaveRequested,
-    ProcessState,
     ReplacementWanted,
     Restarted,
-    RestartPolicy,
     RestartRequested,
     StartWorker,
     StopNow,
@@ -52,6 +50,7 @@ from shapestream_workers.supervisor.core import (
     WorkerExited,
     WorkerReady,
 )
+from shapestream_workers.supervisor.replacements import ProcessState, RestartPolicy
 
 log = structlog.get_logger()
 
