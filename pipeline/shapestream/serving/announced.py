@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from shapestream.errors import InvalidRequest
 from shapestream.telemetry.logging import get_logger
-from shapestream.version_fit import Fit, misfit, rearranged
+from shapestream.version_fit import Fit, misfit, other_ports, rearranged
 from shapestream.versions import Versions, versioned
 from shapestream_engine.layout import Layout, Tensors
 from shapestream_engine.signature import ModelSignature
@@ -37,7 +37,9 @@ class Routed(NamedTuple):
 class Announced:
     """The versions behind one number: a name with the signature that clients were told."""
 
-    __slots__ = ("_fits", "_told", "idempotent", "name", "number", "signature", "versions")
+    __slots__ = (
+        "_before", "_fits", "_is_replaced", "_told", "idempotent", "name", "number", "signature", "versions"
+    )  # fmt: skip
 
     def __init__(
         self, number: int, versions: Versions, signature: ModelSignature, *, idempotent: bool
@@ -45,6 +47,10 @@ class Announced:
         self.number = number
         self.name = versions.name
         self.versions = versions
+        self._before: Versions | None = None
+        """Those that get the requests until a reload's version with the rest is live; None once it was."""
+        self._is_replaced = False
+        """Whether the name has another number now. Then a version takes what fits by name, type and number of axes."""
         self.signature = signature
         """With the bare name. It never changes, since clients send tensors by its places."""
         self.idempotent = idempotent
@@ -53,16 +59,22 @@ class Announced:
         self._told: set[str] = set()
         """The misfits that the log has told."""
 
+    def change(self, versions: Versions) -> None:
+        """Draw by these versions once the one with the rest is live; until then, by the last ones that were."""
+        if versions.rest != self.versions.rest and self.takes(versioned(self.name, self.versions.rest)):
+            self._before = self.versions
+        self.versions = versions
+
     def fit(self, model: str, signature: ModelSignature, *, idempotent: bool) -> None:
         """Note the signature of a version. It changes only with a generation of that (`forget`)."""
         known = self._fits.get(model)
         if known is None:
-            why = misfit(self.signature, signature)
+            why = (other_ports if self._is_replaced else misfit)(self.signature, signature)
             if why is None and idempotent != self.idempotent:
                 why = f"idempotent is {str(idempotent).lower()}, and clients know {str(self.idempotent).lower()}"
             known = self._fits[model] = Fit.of(self.signature, signature) if why is None else why
         share = self.versions.shares.get(self.versions.models.get(model, ""))
-        if isinstance(known, str) and share and model not in self._told:
+        if isinstance(known, str) and share and model not in self._told and not self._is_replaced:
             self._told.add(model)
             log.error(
                 "version gets no traffic",
@@ -70,6 +82,11 @@ class Announced:
                 why=known,
                 advice="it is served to those who name it",
             )
+
+    def replaced(self) -> None:
+        """Note that the name has another number now: this one is for clients that do not know it."""
+        self._is_replaced = True
+        self._fits.clear()
 
     def forget(self, model: str) -> None:
         """Forget the signature of a version, which has another one now."""
@@ -86,10 +103,16 @@ class Announced:
         `who`: the client's bytes, or its caller's name. `is_live` tells whether a model can be asked for now. Raises
         `InvalidRequest` if the version that gets the rest has another signature by now.
         """
-        model = versioned(self.name, self.versions.draw(who, sequence))
+        versions, before = self.versions, self._before
+        if before is not None:
+            if is_live(versioned(self.name, versions.rest)):
+                self._before = None
+            elif is_live(versioned(self.name, before.rest)):
+                versions = before
+        model = versioned(self.name, versions.draw(who, sequence))
         fit = self._fits.get(model)
         if not isinstance(fit, Fit) or not is_live(model):
-            model = versioned(self.name, self.versions.rest)
+            model = versioned(self.name, versions.rest)
             fit = self._fits.get(model)
         if isinstance(fit, Fit):
             return model, fit

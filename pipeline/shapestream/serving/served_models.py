@@ -544,9 +544,8 @@ class ServedModels:
             self._keep_number(live)
         self.by_name[model.name] = self.by_number[model.number] = model
         live.successor = model
-        for bare in self.by_bare_name.values():
-            if bare.announced is not None:
-                bare.announced.forget(model.name)
+        for announced in self._announced(parted(model.name)[0]):
+            announced.forget(model.name)
         if live.chain is None:
             self.retiring[live.key] = live
         return [model, *self._announce(), *self._complete_chains()] if model.chain is None else [model]
@@ -572,6 +571,8 @@ class ServedModels:
             known.pop(name, None)
         for number in self._old_numbers.pop(name, ()):
             self.by_number.pop(number, None)
+        for announced in self._announced(parted(name)[0]):
+            announced.forget(name)
         model = self.by_name.pop(name, None)
         if model is not None:
             self.by_number.pop(model.number, None)
@@ -614,9 +615,9 @@ class ServedModels:
         for name, versions in self.versions.items():
             rest = self.by_name.get(versioned(name, versions.rest))
             known = self.by_bare_name.get(name)
-            if known is not None and known.announced is not None:
-                known.announced.versions = versions
-                self._fit(known.announced)
+            for announced in self._announced(name):
+                announced.change(versions)
+                self._fit(announced)
             if rest is None or (
                 known is not None and known.announced is not None and known.announced.takes(rest.name)
             ):
@@ -630,11 +631,20 @@ class ServedModels:
             else:
                 bare.number = next(self._numbers)
                 self.by_number[bare.number] = bare
+                if known is not None and known.announced is not None:
+                    self._keep_number(known)
+                    known.announced.replaced()
+                    self._fit(known.announced)
             bare.announced = Announced(bare.number, versions, signature, idempotent=rest.profile.idempotent)
             self._fit(bare.announced)
             self.by_bare_name[name] = bare
             new.append(bare)
         return new
+
+    def _announced(self, name: str) -> list[Announced]:
+        """Return the signatures of a name with versions: what is told to clients now, and what some still know."""
+        found = [model.announced for model in self.by_number.values() if model.name == name]
+        return [announced for announced in found if announced is not None]
 
     def _fit(self, announced: Announced) -> None:
         """Let a name know the signatures of its versions that have come."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shapestream.errors import ConfigurationError, InvalidRequest
@@ -9,6 +11,7 @@ from shapestream.serving.served_models import MOST_OLD_NUMBERS, ServedModel, Ser
 from shapestream.settings import ModelSettings
 from shapestream.settings.model_settings import BatchingSettings
 from shapestream.slices import at_once
+from shapestream.versions import Versions
 from shapestream_engine import InputPort, ModelSignature, NamedShape, OutputPort, Rows
 
 
@@ -59,6 +62,43 @@ def test_only_a_reload_changes_a_signature() -> None:
     reloaded(models, signature(n=32))
     models.expect("m", settings())
     assert {"m": first} == at_once(models.add_all({"m": signature()})).models
+
+
+def test_requests_under_an_old_number_of_a_name_with_versions_are_mapped_by_name() -> None:
+    """Also to a version that comes after the one with the new number, and whose ports stand in another order."""
+    models = ServedModels({}, versions={"m": Versions.of("m", [("1", None)])})
+    bounds = {"1": ("a", "b", 64), "2": ("b", "a", 32), "3": ("a", "c", 32)}
+    routes = []
+    for version, (first, second, n) in bounds.items():
+        models.expect(f"m@{version}", settings())
+        models.change_versions({"m": Versions.of("m", [(version, None)])})
+        offered = replace(signature(first, second, n=n), name=f"m@{version}")
+        at_once(models.add_all({offered.name: offered}))
+        announced = models.by_number[1].announced
+        assert announced is not None
+        if version != "3":
+            model, fit = announced.route(b"c" * 16, 0, models.is_live)
+            routes.append((model, fit.inputs))
+    assert [("m@1", None), ("m@2", (1, 0))] == routes
+    with pytest.raises(
+        InvalidRequest, match="'m' has changed: version '3': it has no input 'b'; open it again"
+    ):
+        announced.route(b"c" * 16, 0, models.is_live)
+
+
+def test_old_signatures_of_a_name_with_versions_are_forgotten_too() -> None:
+    """Each version that replaces the rest brings a bound that the one before does not have."""
+    models = ServedModels({}, versions={"m": Versions.of("m", [("0", None)])})
+    for number in range(2 * MOST_OLD_NUMBERS):
+        name = f"m@{number}"
+        models.expect(name, settings())
+        models.change_versions({"m": Versions.of("m", [(str(number), None)])})
+        at_once(models.add_all({name: replace(signature(n=64 - number), name=name)}))
+        models.withdraw(name)
+        if number:
+            models.forget(f"m@{number - 1}")
+    assert ["m@15"] == list(models.by_name)
+    assert MOST_OLD_NUMBERS + 2 == len(models.by_number)
 
 
 def test_how_a_model_is_batched_changes_at_once_and_keeps_number_and_slots() -> None:

@@ -278,6 +278,22 @@ async def test_a_version_that_was_removed_is_invalid_for_who_names_it() -> None:
 
 
 @virtual_time
+async def test_the_old_version_serves_on_until_the_new_rest_has_come() -> None:
+    """As a reload puts version 4 in the place of version 3, and then version 5, which never comes."""
+    slots = slots_of("m@3")
+    async with serving(slots, {"m": Versions.of("m", [("3", None)])}) as running:
+        peer, number = await client_of(running)
+        running.server.change_versions({"m": Versions.of("m", [("4", None)])})
+        running.server.model_withdrawn("m@3", "it was removed")
+        peer.say(request_of(1, tensors_of(5, 6), model=number))
+        assert {"m@3": 1} == await play(slots, 1)
+        worker = await running.joined("w", signature=FOUR)
+        running.server.change_versions({"m": Versions.of("m", [("5", None)])})
+        peer.say(request_of(2, tensors_of(5, 6), model=number))
+        assert "m@4" == (await worker.hear(Execute)).model
+
+
+@virtual_time
 async def test_a_version_that_does_not_take_what_was_announced_gets_no_traffic() -> None:
     """The log says why; it is served to those who name it."""
     slots = slots_of("m@3", "m@5")
