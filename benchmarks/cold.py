@@ -46,7 +46,9 @@ START_S = 30.0
 _COUNTED_ON = 3, 11
 """The version of CPython that `make pages` has its bound for: objects and code differ by version."""
 _PR_SET_THP_DISABLE = 41
-_ANONYMOUS = "anonymous"
+ANONYMOUS = "anonymous"
+"""The heap, among the mappings."""
+PAGE_KB = 4
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,7 +83,7 @@ def touched(pid: int) -> Counter[str]:
     name = ""
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         if mapping := re.match(r"[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \S+\s*(.*)", line):
-            name = _ANONYMOUS if mapping[1] in ("", "[heap]") else mapping[1].rsplit("/", 1)[-1]
+            name = ANONYMOUS if mapping[1] in ("", "[heap]") else mapping[1].rsplit("/", 1)[-1]
         elif line.startswith("Referenced:"):
             kilobytes[name] += int(line.split()[1])
     return kilobytes
@@ -97,7 +99,7 @@ def count_pages(way: Way) -> None:
         Path(f"/proc/{way.child.pid}/clear_refs").write_text("1")
         way.ask()
         seen.append(touched(way.child.pid))
-    way.touched = sorted(seen, key=lambda kilobytes: kilobytes[_ANONYMOUS])[len(seen) // 4]
+    way.touched = sorted(seen, key=lambda kilobytes: kilobytes[ANONYMOUS])[len(seen) // 4]
 
 
 def resident_mb(pid: int, name: str) -> float:
@@ -192,7 +194,7 @@ def _of_pages(ways: list[Way]) -> Report:
     report = Report(title="kB that one lone request touches, in pages of 4 KiB")
     report.columns = ("way", "all", "heap", "libraries", "resident", "in huge pages")
     for way in ways:
-        pid, whole, heap = way.child.pid, way.touched.total(), way.touched[_ANONYMOUS]
+        pid, whole, heap = way.child.pid, way.touched.total(), way.touched[ANONYMOUS]
         told = ["" if way.huge else Figure(kilobytes, "kB") for kilobytes in (whole, heap, whole - heap)]
         report.rows.append(
             (
@@ -228,7 +230,7 @@ def judge_pages(at_most_kb: int) -> None:
         if resident_mb(way.child.pid, "AnonHugePages"):
             print("not run: this kernel refuses no huge pages, so it does not tell pages of 4 KiB")
             return
-    heap, whole = way.touched[_ANONYMOUS], way.touched.total()
+    heap, whole = way.touched[ANONYMOUS], way.touched.total()
     found = f"one lone request touches {heap} kB of anonymous memory ({whole} kB in all)"
     if sys.version_info[:2] != _COUNTED_ON:
         print(f"not run: the bound is for another version of Python; here {found}")

@@ -105,12 +105,14 @@ class RawClient:
                 if isinstance(entry, kind):
                     return entry
 
-    def ask(self, tensors: Tensors) -> int:
+    def ask(self, tensors: Tensors, *, remaining_ms: int | None = None) -> int:
         """Send one request in a message of its own; returns its sequence number."""
         sequence = self._sequence
         self._sequence += 1
         self._send(
-            RequestEntry(sequence=sequence, model=self._model, remaining_ms=None, priority=0, tensors=tensors)
+            RequestEntry(
+                sequence=sequence, model=self._model, remaining_ms=remaining_ms, priority=0, tensors=tensors
+            )
         )
         return sequence
 

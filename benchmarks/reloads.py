@@ -1,31 +1,26 @@
 """`python -m benchmarks.reloads`: what do clients notice of reloads? Each answer is compared, and so are the waits.
 
-Three clients ask a server all the while, each by so many requests per second: one that does nothing but the protocol, the
-SDK with deadlines of a second, and one over HTTP. They ask a model that reloads change, and a model that no reload touches.
-The first adds a number to its input, by which an answer tells its version. Reloads change its version, its delay of batches
-and its signature, or break: the file is missing or damaged, rows depend on each other, the process dies at its start, or
-hangs there.
+Four clients (`reload_clients.py`) ask a server all the while, 100 times per second in all, with deadlines of a second.
+Meanwhile reloads change the code of a model, its version, its delay of batches and its signature, or break: the file is
+missing or damaged, rows depend on each other, the process dies at its start, or hangs there. Kinds take turns, five times
+each, in the life of one server.
 
-Rounds alternate: a reload, and a control in which the same processes start beside the server, by `shapestream check`, and
-nothing is reloaded. The table has the ratio of the p99 of the two, for each kind of reload. A wrong answer is an error at
-once, and so is a failed one. `--slope RELOADS` measures memory instead: the PSS of the server and of its gateway by reload,
-less that of the same time without reloads.
+Before each reload stands a control: processes of the same model start beside the server, by `shapestream check`, and
+nothing is reloaded. The table has the ratio of the p99 of the two, for each kind of reload. A wrong, lost or failed request
+makes the program exit with 1. `--slope RELOADS` measures memory instead: the PSS of the server and of its gateways by
+reload, less that of the same time without reloads, and the pages that a request touches, before and after.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
-import math
 import re
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -33,34 +28,45 @@ import numpy as np
 import psutil
 import typer
 
+from benchmarks.cold import ANONYMOUS, PAGE_KB, Way, count_pages, without_huge_pages
 from benchmarks.processes import Child, child_process, wait_for_slots
-from benchmarks.raw_client import RawClient
+from benchmarks.reload_clients import (
+    BESIDE,
+    CHANGED,
+    DEADLINE_S,
+    HOST,
+    PER_S,
+    Addresses,
+    Clients,
+    clients_of,
+)
 from benchmarks.report import Figure, Report, print_reports
-from shapestream import DeadlineExceeded, blocking
-from shapestream.wire.messages import Failure, ResultEntry
-from shapestream_engine.layout import Tensors
+from shapestream import blocking
 from shapestream_workers.reload import AdminAddress, reload_server
 
-PER_S = 33.0
-"""Requests per second of each client."""
-DEADLINE_S = 1.0
 RELOAD_S = 5.0
 """`server.reload_s`, where a process does not come up."""
 PATIENT_S = 120.0
 """`server.reload_s`, where it does."""
 AIM_P99 = 3.0
 """p99 during a reload / p99 while the same processes start beside the server."""
+AIM_LATE = 1.0
+"""Deadlines missed during reloads, of 10,000, above those of the controls."""
 QUIET_S = 0.5
+LEAST_S = 4.0
+"""Shortest time of a reload or a control: 400 requests have a p99."""
 LOG_S = 30.0
 """Seconds to wait for a line of the log, after the slots are there."""
 AIM_SLOPE_KB = 20.0
 """Growth of a process with each reload, above that of the same time without."""
-HOST = "127.0.0.1"
+AIM_SPREADS = 3.0
+"""Growth of the pages that a request touches, in spreads: the range of `PAGE_COUNTS` counts before the first reload."""
+PAGE_COUNTS = 5
 
-CHANGED = """\
+CODE = """\
 import numpy as np
 
-ADDED = {version}
+ADDED = {added}
 
 
 def plus(x):
@@ -81,25 +87,38 @@ class Kind(NamedTuple):
     """One way to reload, as the entry of the model that it changes."""
 
     name: str
-    result: str
+    result: str = "incomplete"
+    code: bool = False
+    """Whether it brings other code, and so other answers."""
+    version: bool = False
+    """Whether it brings another version."""
+    bound: int = 64
+    """The largest row. Another bound is another signature."""
+    starts: int = 1
+    """Processes that are started."""
     function: str = "changed_model:plus"
     more: str = "trust: true"
-    bound: int = 64
     path: str = ""
     reload_s: float = PATIENT_S
 
 
 KINDS = (
-    Kind("another version", "ok"),
-    Kind("batching alone", "ok", more="trust: true, batching: {max_delay_ms: 1}"),
-    Kind("another signature", "ok", bound=96),
-    Kind("a missing file", "refused", path="missing.onnx"),
-    Kind("a damaged file", "incomplete", path="damaged.onnx"),
-    Kind("a refuted proof", "incomplete", function="changed_model:centred", more="batching: {max_batch: 8}"),
-    Kind("a process that dies", "incomplete", function="dies_at_start:f", reload_s=RELOAD_S),
-    Kind("a process that hangs", "incomplete", function="hangs_at_start:f", reload_s=RELOAD_S),
+    Kind("other code", "ok", code=True, starts=2),
+    Kind("another version", "ok", code=True, version=True, starts=2),
+    Kind("batching alone", "ok", more="trust: true, batching: {max_delay_ms: 1}", starts=0),
+    Kind("another signature", "ok", code=True, bound=96, starts=2),
+    Kind("a missing file", "refused", path="missing.onnx", starts=0),
+    Kind("a damaged file", path="damaged.onnx"),
+    Kind("a refuted proof", function="changed_model:centred", more="batching: {max_batch: 8}"),
+    Kind("a process that dies", function="dies_at_start:f", reload_s=RELOAD_S),
+    Kind("a process that hangs", function="hangs_at_start:f", reload_s=RELOAD_S),
 )
-SMOKE = (KINDS[0], KINDS[1], KINDS[2], KINDS[3], KINDS[5])
+SLOPED = (KINDS[0], KINDS[1], KINDS[3])
+SMOKE = (KINDS[0], KINDS[1], KINDS[2], KINDS[3], KINDS[4], KINDS[6])
+
+
+Periods = dict[str, list[tuple[float, float]]]
+"""Begins and ends by kind."""
 
 
 class Setting:
@@ -108,170 +127,54 @@ class Setting:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / "server.yaml"
+        self.added = 0
+        """What the model adds, when it is written."""
         self.version = 1
+        folder.mkdir(exist_ok=True)
         for name, text in FILES.items():
             (folder / f"{name}.py").write_text(text)
         (folder / "damaged.onnx").write_bytes(bytes(100))
         self.write(KINDS[0])
 
     def write(self, kind: Kind) -> None:
-        """Write the YAML as a reload of this kind reads it."""
-        (self.folder / "changed_model.py").write_text(CHANGED.format(version=self.version))
+        """Write the YAML as a reload of this kind reads it, with other code and another version where it brings them."""
+        self.added += kind.code
+        self.version += kind.version
+        (self.folder / "changed_model.py").write_text(CODE.format(added=self.added))
         ports = (
-            f'inputs: {{x: {{shape: "batch:1..8, n:1..{kind.bound}", element_type: f32}}}}, '
-            'outputs: {y: {shape: "batch, n", element_type: f32, rule: rows}}'
+            'inputs: {{x: {{shape: "batch:1..8, n:1..{}", element_type: f32}}}}, '
+            'outputs: {{y: {{shape: "batch, n", element_type: f32, rule: rows}}}}'
         )
-        source = f"path: {kind.path}" if kind.path else f'function: "{kind.function}", {ports}'
-        beside = f'function: "never_changes:same", {ports}'.replace(f"n:1..{kind.bound}", "n:1..64")
+        source = f"path: {kind.path}"
+        if not kind.path:
+            source = f'function: "{kind.function}", {ports.format(kind.bound)}'
         self.path.write_text(
-            f"server: {{listen: [ipc://s.sock], admin: {HOST}:0, http: {HOST}:0, reload_s: {kind.reload_s:g}}}\n"
+            f"server: {{listen: [ipc://s.sock], admin: {HOST}:0, http: {HOST}:0, grpc: {HOST}:0, "
+            f"reload_s: {kind.reload_s:g}}}\n"
             "models:\n"
-            f"  - {{name: changed, {source}, calibration_s: 0, {kind.more}}}\n"
-            f"  - {{name: beside, {beside}, calibration_s: 0, trust: true}}\n"
+            f'  - {{name: {CHANGED}, version: "v{self.version}", {source}, calibration_s: 0, {kind.more}}}\n'
+            f'  - {{name: {BESIDE}, function: "never_changes:same", {ports.format(64)}, calibration_s: 0, trust: true}}\n'
             "workers:\n"
-            "  - {models: [changed], count: 2, slots: 1, threads: 1}\n"
-            "  - {models: [beside], slots: 1, threads: 1}\n"
+            f"  - {{models: [{CHANGED}], count: 2, slots: 1, threads: 1}}\n"
+            f"  - {{models: [{BESIDE}], slots: 1, threads: 1}}\n"
         )
 
-
-@dataclass(slots=True)
-class Seen:
-    """The answers and failures that the clients have seen so far."""
-
-    waits: list[tuple[float, float]] = field(default_factory=list)
-    """Time of sending, and seconds to the answer, of requests for either model."""
-    late: list[float] = field(default_factory=list)
-    """Times of sending of requests that missed their deadlines."""
-    answered: int = 0
-    problem: str | None = None
-    allowed: frozenset[int] = frozenset({1})
-    """The versions that may answer now."""
-
-    def answer(self, sent_at: float, value: float, answer: Sequence[float], *, changed: bool) -> None:
-        """Compare an answer, and note its wait."""
-        self.waits.append((sent_at, time.monotonic() - sent_at))
-        self.answered += 1
-        versions = self.allowed if changed else {0}
-        if not any(list(answer) == [value + version] for version in versions):
-            self.problem = f"{list(answer)} for {value}, where versions {sorted(versions)} may answer"
-
-    def p99(self, begin: float, end: float) -> float:
-        """The p99 of what was sent in this time, in seconds."""
-        found = sorted(wait for at, wait in self.waits if begin <= at < end)
-        return found[math.ceil(0.99 * len(found)) - 1] if found else math.nan
-
-    def missed(self, begin: float, end: float) -> int:
-        """Deadlines missed of what was sent in this time."""
-        return sum(begin <= at < end for at in self.late)
-
-
-def requests(over: threading.Event) -> Iterator[tuple[float, bool]]:
-    """A value for each request, and whether the model that changes is asked: in turns, until the end."""
-    number, due = 0, time.monotonic()
-    while not over.is_set():
-        yield float(number % 1000), number % 2 == 0
-        number += 1
-        due = max(due + 1.0 / PER_S, time.monotonic() - 1.0)
-        over.wait(max(0.0, due - time.monotonic()))
-
-
-def ask_by_sdk(address: str, seen: Seen, over: threading.Event) -> None:
-    """Requests of the blocking client, one after the other."""
-    with blocking.connect(address) as client:
-        for value, changed in requests(over):
-            sent_at = time.monotonic()
-            inputs = {"x": np.array([[value]], np.float32)}
-            try:
-                result = client.infer("changed" if changed else "beside", inputs, deadline=DEADLINE_S)
-            except DeadlineExceeded:
-                seen.late.append(sent_at)
-                continue
-            seen.answer(sent_at, value, result["y"][0].tolist(), changed=changed)
-
-
-def ask_by_protocol(address: str, seen: Seen, over: threading.Event) -> None:
-    """Requests of a client that knows no notices, and opened its models once."""
-    with RawClient(address, "changed") as changing, RawClient(address, "beside") as still:
-        for value, changed in requests(over):
-            client = changing if changed else still
-            sent_at, payload = time.monotonic(), np.array([[value]], np.float32).tobytes()
-            sequence = client.ask(Tensors(layout=((0, "f32", (1, 1)),), buffers=(payload,)))
-            (answer,) = _answers(client, sequence)
-            (still if changed else changing).beat()
-            if isinstance(answer, Failure):
-                raise AssertionError(f"{answer.code}: {answer.message}")
-            outputs = np.frombuffer(answer.tensors.buffers[0], np.float32).tolist()
-            seen.answer(sent_at, value, outputs, changed=changed)
-
-
-def _answers(client: RawClient, sequence: int) -> list[ResultEntry | Failure]:
-    while True:
-        client.socket.poll()
-        found = [
-            entry
-            for entry in client.take()
-            if isinstance(entry, ResultEntry | Failure) and entry.sequence == sequence
-        ]
-        if found:
-            return found
-
-
-def ask_over_http(port: int, seen: Seen, over: threading.Event) -> None:
-    """Requests over one connection, which is made anew where a gateway that is replaced has ended it."""
-    connection = http.client.HTTPConnection(HOST, port, timeout=60.0)
-    for value, changed in requests(over):
-        name = "changed" if changed else "beside"
-        inputs = [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [value]}]
-        sent_at = time.monotonic()
-        connection.request("POST", f"/v2/models/{name}/infer", json.dumps({"inputs": inputs}))
-        response = connection.getresponse()
-        body = response.read()
-        if response.status != 200:
-            raise AssertionError(f"HTTP {response.status}: {body[:300]!r}")
-        seen.answer(sent_at, value, json.loads(body)["outputs"][0]["data"], changed=changed)
-    connection.close()
-
-
-@contextmanager
-def asking(asks: Sequence[Callable[[Seen, threading.Event], None]]) -> Iterator[Seen]:
-    """Clients that ask until the block ends; the first error of one is raised at its end, or by `checked`."""
-    seen, over = Seen(), threading.Event()
-
-    def run(ask: Callable[[Seen, threading.Event], None]) -> None:
-        try:
-            ask(seen, over)
-        except Exception as error:  # noqa: BLE001 - told by the main thread
-            seen.problem = seen.problem or f"{type(error).__name__}: {error}"
-
-    threads = [threading.Thread(target=run, args=(ask,)) for ask in asks]
-    for thread in threads:
-        thread.start()
-    try:
-        yield seen
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-    checked(seen)
-
-
-def checked(seen: Seen) -> None:
-    """Raise AssertionError for what a client has found wrong."""
-    if seen.problem is not None:
-        raise AssertionError(seen.problem)
+    def allowed(self) -> dict[int, str]:
+        """What an answer may add, and the version that it then names."""
+        return {self.added: f"v{self.version}"}
 
 
 class Running:
     """A server under measurement."""
 
     def __init__(self, setting: Setting, child: Child, log: Path) -> None:
-        self._setting = setting
         self._log = log
+        self.setting = setting
         self.child = child
-        self.address = f"ipc://{setting.folder}/s.sock"
-        wait_for_slots(child, self.address, 3, log)
-        self.admin = self._port("admin port ready")
-        self.http = self._port("http ready")
+        listen = f"ipc://{setting.folder}/s.sock"
+        wait_for_slots(child, listen, 3, log)
+        self.admin = AdminAddress(host=HOST, port=self._port("admin port ready"), token=None)
+        self.addresses = Addresses(listen, self._port("http ready"), self._port("grpc ready"))
 
     def _port(self, event: str) -> int:
         give_up_at = time.monotonic() + LOG_S
@@ -283,87 +186,118 @@ class Running:
             time.sleep(0.05)
         raise RuntimeError(f"no {event!r}:\n{self._log.read_text(errors='replace')[-4000:]}")
 
-    def reload(self, kind: Kind) -> dict[str, Any]:
-        """Reload, and return the result; raises AssertionError for another one than expected."""
-        self._setting.write(kind)
-        admin = AdminAddress(host=HOST, port=self.admin, token=None)
-        found = reload_server(admin, "changes", timeout_s=LOG_S)
+    def reload(self, kind: Kind) -> None:
+        """Reload; raises AssertionError for another result than expected."""
+        self.setting.write(kind)
+        found = reload_server(self.admin, "changes", timeout_s=LOG_S)
         if found["state"] != kind.result:
             raise AssertionError(f"{kind.name}: {found['state']} instead of {kind.result}: {found}")
-        return found
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[tuple[Setting, Running]]:
+def serving(folder: Path) -> Iterator[Running]:
     """A server that may be reloaded."""
     setting, log = Setting(folder), folder / "server.log"
     arguments = ["-m", "shapestream_workers", "serve", str(setting.path)]
     with child_process(arguments, log=log, environment={"PYTHONPATH": str(folder)}) as child:
-        yield setting, Running(setting, child, log)
+        yield Running(setting, child, log)
 
 
-def started_beside(setting: Setting) -> None:
-    """Start a process that loads the same models, twice, as a reload starts two workers."""
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "shapestream_workers",
-        "check",
-        str(setting.path),
-        "--any-function",
-    ]
-    for _ in range(2):
-        subprocess.run(command, cwd=setting.folder, capture_output=True, check=False)
+def start_beside(setting: Setting, kind: Kind) -> None:
+    """Start as many processes as a reload of this kind does, one after the other; they load its models and end."""
+    setting.write(kind)
+    path = str(setting.path)
+    command = [sys.executable, "-P", "-m", "shapestream_workers", "check", path, "--any-function"]
+    for _ in range(kind.starts):
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(
+                command, cwd=setting.folder, capture_output=True, check=False, timeout=kind.reload_s
+            )
 
 
-def measure(folder: Path, *, kinds: Sequence[Kind], rounds: int) -> Iterator[Report]:
-    """Reload in each of these ways, so often, with a control before each."""
+def _period(do: Callable[[Kind], None], kind: Kind) -> tuple[float, float]:
+    """Do this, wait, and return the begin and the end."""
+    begin = time.monotonic()
+    do(kind)
+    time.sleep(max(QUIET_S, LEAST_S - (time.monotonic() - begin)))
+    return begin, time.monotonic()
+
+
+def measure(folder: Path, *, kinds: Sequence[Kind], rounds: int, problems: list[str]) -> Iterator[Report]:
+    """Reload in each of these ways, so often, in turns, with a control before each; append what went wrong."""
+    controls: Periods = {kind.name: [] for kind in kinds}
+    reloads: Periods = {kind.name: [] for kind in kinds}
+    control = Setting(folder / "beside")
+    with serving(folder / "served") as running:
+        setting = running.setting
+        clients = Clients(setting.allowed())
+        known = clients_of(running.addresses)
+        with clients.asking({name: client for name, client in known.items() if client is not None}):
+            time.sleep(QUIET_S)  # they connect
+            for _ in range(rounds):
+                for kind in kinds:
+                    controls[kind.name].append(_period(lambda one: start_beside(control, one), kind))
+                    if kind.code:
+                        clients.allowed[setting.added + 1] = f"v{setting.version + kind.version}"
+                    reloads[kind.name].append(_period(running.reload, kind))
+                    clients.allowed = setting.allowed()
+    yield _by_kind(clients, kinds, controls, reloads)
+    yield _by_client(clients, [name for name, client in known.items() if client is None])
+    yield _of_deadlines(clients, controls, reloads)
+    for name, seen in clients.seen.items():
+        problems += [f"{name}: {problem}" for problem in (seen.wrong + seen.failed)[:5]]
+        problems += [f"{name}: {seen.lost} lost"] if seen.lost else []
+
+
+def _by_kind(clients: Clients, kinds: Sequence[Kind], controls: Periods, reloads: Periods) -> Report:
+    rounds, broken = len(reloads[kinds[0].name]), sum(kind.result != "ok" for kind in kinds)
     report = Report(
-        title=f"Reloads, {3 * PER_S:.0f} requests/s by three clients, each answer compared",
-        columns=("reload", "result", "s", "p99", "p99 / control", "late / control"),
+        title=f"{rounds * len(kinds)} reloads, {rounds * broken} of them broken, "
+        f"{len(clients.seen) * PER_S:.0f} requests/s by {len(clients.seen)} clients",
+        columns=("reload", "result", "s", "p99", "control's p99", "ratio"),
     )
-    with serving(folder) as (setting, running):
-        asks: list[Callable[[Seen, threading.Event], None]] = [
-            lambda seen, over: ask_by_sdk(running.address, seen, over),
-            lambda seen, over: ask_by_protocol(running.address, seen, over),
-            lambda seen, over: ask_over_http(running.http, seen, over),
-        ]
-        with asking(asks) as seen:
-            for kind in kinds:
-                ratios, p99s, seconds, late = [], [], [], [0, 0]
-                for _ in range(rounds):
-                    begin = time.monotonic()
-                    started_beside(setting)
-                    time.sleep(QUIET_S)
-                    between = time.monotonic()
-                    before = setting.version
-                    if kind.result == "ok" and kind is not KINDS[1]:
-                        setting.version += 1
-                        seen.allowed = frozenset({before, setting.version})
-                    running.reload(kind)
-                    time.sleep(QUIET_S)
-                    checked(seen)
-                    end = time.monotonic()
-                    seen.allowed = frozenset({setting.version})
-                    time.sleep(QUIET_S)
-                    checked(seen)
-                    seconds.append(end - between - QUIET_S)
-                    p99s.append(seen.p99(between, end))
-                    ratios.append(p99s[-1] / seen.p99(begin, between))
-                    late[0] += seen.missed(between, end)
-                    late[1] += seen.missed(begin, between)
-                row = (
-                    kind.name,
-                    kind.result,
-                    Figure(statistics.median(seconds), "s"),
-                    Figure(1e3 * statistics.median(p99s), "ms"),
-                    Figure(statistics.median(ratios), "x", at_most=AIM_P99),
-                    f"{late[0]} / {late[1]}",
-                )
-                report.rows.append(row)
-            report.title += f": {seen.answered:,} answers, 0 wrong, 0 failed"
-    yield report
+    for kind in kinds:
+        during = [clients.p99(*period) for period in reloads[kind.name]]
+        beside = [clients.p99(*period) for period in controls[kind.name]]
+        ratios = [one / other for one, other in zip(during, beside, strict=True)]
+        report.rows.append(
+            (
+                kind.name,
+                kind.result,
+                Figure(statistics.median(end - begin for begin, end in reloads[kind.name]), "s"),
+                Figure(1e3 * statistics.median(during), "ms"),
+                Figure(1e3 * statistics.median(beside), "ms"),
+                Figure(statistics.median(ratios), "x", at_most=AIM_P99),
+            )
+        )
+    return report
+
+
+def _by_client(clients: Clients, missing: Sequence[str]) -> Report:
+    report = Report(
+        title="By client; each answer is compared",
+        columns=("client", "answers", "wrong", "failed", "lost", "late"),
+    )
+    for name, seen in clients.seen.items():
+        bad = [Figure(found, "", at_most=0) for found in (len(seen.wrong), len(seen.failed), seen.lost)]
+        report.rows.append((name, Figure(len(seen.waits), ""), *bad, Figure(len(seen.late), "")))
+    report.rows += [(name, "not run", "", "", "", "") for name in missing]
+    return report
+
+
+def _of_deadlines(clients: Clients, controls: Periods, reloads: Periods) -> Report:
+    report = Report(
+        title=f"Deadlines of {DEADLINE_S:g} s",
+        columns=("during", "requests", "missed", "of 10,000, above controls"),
+    )
+    shares = []
+    for name, periods in (("controls", controls), ("reloads", reloads)):
+        counts = [clients.missed(*period) for of_kind in periods.values() for period in of_kind]
+        late, answered = (sum(column) for column in zip(*counts, strict=True))
+        shares.append(1e4 * late / max(1, late + answered))
+        above = Figure(shares[-1] - shares[0], "", at_most=AIM_LATE if len(shares) > 1 else None)
+        report.rows.append((name, Figure(late + answered, ""), Figure(late, ""), above))
+    return report
 
 
 def pss_kb(pid: int) -> float:
@@ -373,32 +307,67 @@ def pss_kb(pid: int) -> float:
 
 
 def slopes(folder: Path, *, reloads: int) -> Iterator[Report]:
-    """Growth by reload of the server and its gateway, the first quarter left out, and the same without reloads."""
+    """Growth by reload of the server and its gateways, the first quarter left out, and the same without reloads.
+
+    Also the kilobytes of the heap that a lone request touches, before and after.
+    """
     report = Report(
         title=f"Memory over {reloads} reloads", columns=("process", "by reload", "without", "growth")
     )
-    with serving(folder) as (setting, running):
+    with (
+        without_huge_pages(),
+        serving(folder) as running,
+        blocking.connect(running.addresses.listen) as client,
+    ):
         server = psutil.Process(running.child.pid)
-        gateway = next(one for one in server.children() if "gateway" in one.cmdline())
+        gateways = [one for one in server.children() if "gateway" in one.cmdline()]
+        pids = {"server": server.pid, **{f"gateway {n}": one.pid for n, one in enumerate(gateways, 1)}}
+        row = {"x": np.ones((1, 8), np.float32)}
+        way = Way(name="", child=running.child, ask=lambda: _ask(client, row), huge=False)
+        before = [_pages_kb(way) for _ in range(PAGE_COUNTS)]
         found: dict[str, dict[str, list[float]]] = {}
         took_s = 0.0
         for mode in ("by reload", "without"):
-            samples = found[mode] = {"server": [], "gateway": []}
+            samples = found[mode] = {name: [] for name in pids}
             for number in range(reloads):
                 began = time.monotonic()
                 if mode == "by reload":
-                    setting.version += 1
-                    running.reload(KINDS[2 * (number % 2)])
+                    running.reload(SLOPED[number % len(SLOPED)])
                     took_s += (time.monotonic() - began) / reloads
                 else:
                     time.sleep(took_s / 4)
-                samples["server"].append(pss_kb(server.pid))
-                samples["gateway"].append(pss_kb(gateway.pid))
-        for process in ("server", "gateway"):
-            grown = [_slope(found[mode][process][reloads // 4 :]) for mode in ("by reload", "without")]
+                for name, pid in pids.items():
+                    samples[name].append(pss_kb(pid))
+            if mode == "by reload":
+                after = [_pages_kb(way) for _ in range(PAGE_COUNTS)]
+        for name in pids:
+            grown = [_slope(found[mode][name][reloads // 4 :]) for mode in ("by reload", "without")]
             texts = [f"{one:.1f} KiB" for one in grown]
-            report.rows.append((process, *texts, Figure(grown[0] - grown[1], "", at_most=AIM_SLOPE_KB)))
+            report.rows.append((name, *texts, Figure(grown[0] - grown[1], "", at_most=AIM_SLOPE_KB)))
     yield report
+    yield _of_pages(before, after)
+
+
+def _ask(client: blocking.Client, row: dict[str, Any]) -> None:
+    client.infer(CHANGED, row)
+
+
+def _pages_kb(way: Way) -> float:
+    count_pages(way)
+    return float(way.touched[ANONYMOUS])
+
+
+def _of_pages(before: Sequence[float], after: Sequence[float]) -> Report:
+    report = Report(
+        title="kB of the heap that a lone request touches",
+        columns=("first", "spread", "last", "growth in spreads"),
+    )
+    first, last = statistics.median(before), statistics.median(after)
+    spread = max(before) - min(before)
+    in_spreads = (last - first) / max(spread, PAGE_KB)
+    cells = (Figure(first, ""), Figure(spread, ""), Figure(last, ""))
+    report.rows.append((str(cells[0]), *cells[1:], Figure(in_spreads, "", at_most=AIM_SPREADS)))
+    return report
 
 
 def _slope(values: Sequence[float]) -> float:
@@ -407,23 +376,28 @@ def _slope(values: Sequence[float]) -> float:
 
 def main(
     smoke: Annotated[
-        bool, typer.Option(help="One round of five kinds, in less than a minute: answers are compared.")
+        bool, typer.Option(help="One round of six kinds, in less than a minute: answers are compared.")
     ] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each kind; medians are printed.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of all kinds; medians are printed.")] = 5,
     slope: Annotated[
         int | None,
         typer.Option(min=12, metavar="RELOADS", help="Measure memory over so many reloads instead."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Measure what clients notice of reloads, or what a reload leaves in memory."""
+    """Measure what clients notice of reloads, or what reloads leave in memory."""
+    problems: list[str] = []
 
     def run(folder: Path) -> Iterator[Report]:
         if slope is not None:
             return slopes(folder, reloads=slope)
-        return measure(folder, kinds=SMOKE if smoke else KINDS, rounds=1 if smoke else rounds)
+        kinds, times = (SMOKE, 1) if smoke else (KINDS, rounds)
+        return measure(folder, kinds=kinds, rounds=times, problems=problems)
 
     print_reports(run, as_json=as_json)
+    if problems:
+        print("\n".join(problems), file=sys.stderr)
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":
