@@ -144,6 +144,13 @@ test-clients: $(READY) $(CLIENTS:%=.venv-client-%/.ready) ## Run the clients of 
 	@$(BIN)/python -m pytest tests/e2e/test_foreign_clients.py tests/e2e/test_text_clients.py
 	@# Skipped where Python has no shared library, which Triton's models in Python need.
 	@$(BIN)/python -m pytest tests/e2e/test_beside_triton.py
+	@# Where the C library is older, PERF_ANALYZER= names a program that runs.
+	@if [ -z "$${PERF_ANALYZER:-}" ]; then \
+		$(PYTHON) -c 'import platform as p, sys; sys.exit(p.machine() != "x86_64" or p.libc_ver()[0] != "glibc" or tuple(map(int, p.libc_ver()[1].split("."))) < (2, 38))' \
+			|| { echo "not run: perf_analyzer needs Linux on x86-64 with glibc 2.38"; exit 0; }; \
+		$(MAKE) --no-print-directory .venv-client-perf_analyzer/.ready; \
+	fi; \
+	$(BIN)/python -m pytest tests/e2e/test_perf_analyzer.py
 
 .venv-exporters/.ready: constraints-exporters.txt
 	@echo "setting up .venv-exporters (once; a minute)"
@@ -301,4 +308,4 @@ constraints: ## Resolve all dependencies anew and pin them.
 	   build/constraints-venv/bin/python -m pip freeze --all --exclude shapestream; } > constraints.txt
 
 clean: ## Remove everything that make has made.
-	@rm -rf $(VENV) .venv-newest .venv-torch .venv-xla .venv-peer $(CLIENTS:%=.venv-client-%) .venv-ocr .venv-protos .venv-exporters .venv-kubernetes .venv-ray .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .venv-newest .venv-torch .venv-xla .venv-peer $(CLIENTS:%=.venv-client-%) .venv-client-perf_analyzer .venv-ocr .venv-protos .venv-exporters .venv-kubernetes .venv-ray .cache .demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
