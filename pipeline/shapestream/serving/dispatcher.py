@@ -363,10 +363,10 @@ class Dispatcher:
 
     def worker_joined(self, worker: ConnectedWorker, now: float) -> None:
         """Give batches to the slots of this worker from now on."""
-        serves = worker.serves
-        models = frozenset(model.key for model in serves.values())
+        keys = {name: self.desk.models.keys_of(model) for name, model in worker.serves.items()}
+        models = frozenset(key for found in keys.values() for key in found)
         costs, wide = (
-            {serves[name].key: table for name, table in tables.items() if name in serves}
+            {key: table for name, table in tables.items() for key in keys.get(name, ())}
             for tables in (worker.costs, worker.wide)
         )
         prefetch_s = worker.prefetch_s if self._prefetch else None

@@ -550,6 +550,12 @@ class ServedModels:
             self.retiring[live.key] = live
         return [model, *self._announce(), *self._complete_chains()] if model.chain is None else [model]
 
+    def keys_of(self, model: ServedModel) -> list[str]:
+        """Return the keys whose requests a slot with this model serves: its own, and those of earlier generations with
+        its signature, whose own slots may be gone.
+        """
+        return [model.key, *[old.key for old in self.retiring.values() if old.latest() is model]]
+
     def _keep_number(self, model: ServedModel) -> None:
         """Map requests under a number that was replaced to what comes after it, while it is one of the last ones."""
         old = self._old_numbers.setdefault(model.name, [])
