@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Mapping
 from functools import update_wrapper
 from inspect import Signature, cleandoc, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from shapestream.client.connector import Addresses, connector_for
 from shapestream.client.core import AnyCore, Core, software
@@ -219,7 +219,7 @@ class Calls:
         )
         yield ticket
         answer = outcome_of(ticket, Answer)
-        client = ticket.client or core.client
+        client, opened = ticket.client or core.client, cast("Model", ticket.model)
         return Result(None, answer, opened.outputs, client, request_id, lists=opened.lists)
 
     def stream(

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shapestream.client.tickets import ModelHandle
-from shapestream.errors import InternalError, InvalidRequest, RequestError
+from shapestream.errors import InternalError, InvalidRequest, RequestError, TooLarge
 from shapestream.versions import ONLY
 from shapestream.wire.messages import ResultEntry as Answer
 from shapestream.wire.messages import Timings
@@ -107,6 +107,20 @@ class Model(ModelHandle):
         if self._takes_strings:
             check_strings_fit(self.signature.inputs, tensors)
         return tensors, request.total_nbytes
+
+    def encoded_anew(self, before: ModelHandle, tensors: Tensors) -> tuple[Tensors, int]:
+        """Return a request as this model takes it, by the names of its inputs; otherwise as `encode` does.
+
+        It reads what was encoded, not what the caller gave: small arrays may have changed since.
+        """
+        assert isinstance(before, Model)
+        names = [port.name for port in before.signature.inputs]
+        rows = zip(tensors.layout, tensors.buffers, strict=True)
+        inputs = {names[number]: to_array(kind, shape, buffer) for (number, kind, shape), buffer in rows}
+        try:
+            return self.encode(inputs)
+        except (InvalidRequest, TooLarge) as error:
+            raise type(error)(f"the model has changed since: {error.message}") from error
 
     def _refuse_names(self, inputs: Mapping[str, Any]) -> None:
         names = [name for _, _, name, _ in self._ports]

@@ -23,8 +23,9 @@ What it promises:
   vanishes then, that request alone may be to blame; after `MOST_LOSSES` of these losses it ends as `poisoned`. If a
   single server is left that has not vanished with it, that one is spared: the others are looked for, and then it ends so.
 - A model that no ticket asked for is not listened to, or a server could fill this client's memory.
-- A server may say anew what a model is, since a reload has changed it. What comes then is for the new one. Requests that
-  were checked against the old one keep its number, which the server knows for as long as it lives.
+- A server may say anew what a model is, since a reload has changed it, and the next server may have another one. What was
+  never sent is encoded anew for that, by the names of its inputs. What the same server was sent keeps its number; only what
+  that refuses as `invalid`, since it does not fit the new model, is encoded anew, too.
 
 What it does not do: it reads no tensors, knows nothing of streams, and does not open connections. It asks for a new one
 (`Due.reconnect`).
@@ -76,6 +77,7 @@ from shapestream.errors import (
     Cancelled,
     DeadlineExceeded,
     Draining,
+    InvalidRequest,
     Poisoned,
     RequestError,
     Unavailable,
@@ -176,9 +178,11 @@ class Session:
         """Take a question. One whose answer is known is finished at once."""
         if type(ticket) is RequestTicket:
             if ticket.model.stale:
-                self.in_flight.finish(ticket, Unavailable(CHANGED))
-            else:
-                self.in_flight.add(ticket)
+                self.in_flight.finish(ticket, Unavailable(GONE))
+                return
+            self.in_flight.add(ticket)
+            if ticket.model.successor is not None:
+                self.in_flight.move([ticket])
             return
         is_open = self._link.is_open
         model = self.models.get(ticket.name) if isinstance(ticket, OpenTicket) else None
@@ -400,10 +404,14 @@ class Session:
         if ticket is None:
             return
         self._link.refused(now - ticket.sent_at)
+        may_run_again = ticket.model.idempotent
         lost = entry.code == AlreadyAnswered.code  # on its way, and the server keeps the reply no longer
-        if lost and ticket.model.idempotent and ticket.renewals < _MAX_RENEWALS:
+        if lost and may_run_again and ticket.renewals < _MAX_RENEWALS:
             ticket.renewals += 1
             self.in_flight.add(ticket)
+        elif entry.code == InvalidRequest.code and may_run_again and ticket.model.successor is not None:
+            self.in_flight.add(ticket)
+            self.in_flight.move([ticket])
         else:
             after = None if entry.retry_after_ms is None else entry.retry_after_ms / 1000
             self.in_flight.finish(ticket, error_from_code(entry.code, entry.message, retry_after_s=after))
@@ -510,29 +518,37 @@ class Session:
             self._ask(asking)
 
     def _void_numbers(self) -> None:
-        """Know no number at another server. What was checked against a signature that is not the last one fails."""
+        """Know no number at another server. What has a signature that is not the last one is encoded anew."""
         for model in self.models.values():
             model.number = model.number_here = None
         replaced, self._replaced = self._replaced, []
         for model in replaced:
-            model.stale = True
-            self.in_flight.fail_requests_of(model, lambda: Unavailable(CHANGED))
+            self.in_flight.move(self._requests_of(model))
+
+    def _requests_of(self, model: ModelHandle) -> list[RequestTicket]:
+        """Return the requests of a model that a caller waits for."""
+        wanted = [ticket for ticket in self.in_flight.of_kind(RequestTicket) if not ticket.abandoned]
+        return [ticket for ticket in wanted if ticket.model is model]
 
     def _replace(self, model: ModelHandle) -> None:
-        """Keep a model that a reload has changed, while requests have its number; void that of an earlier server."""
-        if model.number_here is None:
-            model.stale = True
-            self.in_flight.fail_requests_of(model, lambda: Unavailable(CHANGED))
-            return
-        model.number = model.number_here
+        """Encode anew what this server never had of a model that has changed, and keep its number for the rest."""
+        requests = self._requests_of(model)
+        if model.number_here is not None:
+            model.number = model.number_here
+            requests = [
+                each for each in requests if each.id in self.in_flight.waiting and not each.may_have_run
+            ]
+        self.in_flight.move(requests)
         used = [ticket.model for ticket in self.in_flight.of_kind(RequestTicket)]
         self._replaced = [known for known in (*self._replaced, model) if any(one is known for one in used)]
 
     def _model_opened(self, entry: ModelOpened) -> None:
-        """Give the model to all tickets that wait for it; requests checked against another server's fail."""
+        """Give the model to all tickets that wait for it, and what was never sent of the one before."""
         self._models_asked.discard(entry.name)
         model = self.models.get(entry.name)
-        if model is not None and model.described == entry.signature:
+        # Another number for the same signature: it has changed there and back. What was sent keeps its number.
+        same_number = model is not None and model.number_here in (None, entry.number)
+        if model is not None and same_number and model.described == entry.signature:
             model.number = model.number_here = entry.number
         else:
             replaced = model
@@ -552,9 +568,12 @@ class Session:
         """Tell all tickets that wait for the model why there is none, and the requests of a model that was open."""
         self._models_asked.discard(entry.name)
         model = self.models.pop(entry.name, None)
+        gone = [each for each in self._replaced if each.name == entry.name]
         if model is not None:
             model.stale = True
-            self.in_flight.fail_requests_of(model, lambda: error_from_code(entry.code, entry.message))
+            gone.append(model)
+        for each in gone:
+            self.in_flight.fail_requests_of(each, lambda: error_from_code(entry.code, entry.message))
         for ticket in self.in_flight.of_kind(OpenTicket):
             if ticket.name == entry.name:
                 self.in_flight.end(ticket, error_from_code(entry.code, entry.message))
@@ -600,7 +619,7 @@ def _clock(now: float) -> Clock:
 
 # Each renewal takes a connection that broke right before a reply: a server that causes more always says so.
 _MAX_RENEWALS = 3
-CHANGED = "the server restarted with another signature for this model, or without it; submit again"
+GONE = "the server had no model of this name for a while; submit again"
 _DRAINED = "the server is leaving and takes nothing new, and no other has taken its place"
 ENDED_SERVERS = f"{MOST_LOSSES} servers vanished while they ran this request, and nothing else"
 LAST_SERVER = "each other server vanished while it had this request, one while it ran nothing else, and none has come back"

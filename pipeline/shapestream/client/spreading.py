@@ -10,9 +10,9 @@ that comes back ends the ticket, or takes it to another arm:
                        └───────────────┘   Moved, unavailable, overloaded: another arm gets it
 
 A request waits in the router until an arm has room: a server that takes requests, serves its model with the signature that
-it was checked against, and has credit left. Of several, the one with the least own outstanding seconds per slot gets it
-(spread.py). What an arm was given leaves in order. Deadlines and withdrawals of waiting requests are the router's; those
-of hops are the arms'.
+it was encoded for, and has credit left. Where no server has that signature, it is encoded anew for one that is there. Of
+several arms, the one with the least own outstanding seconds per slot gets it (spread.py). What an arm was given leaves in
+order. Deadlines and withdrawals of waiting requests are the router's; those of hops are the arms'.
 
 A server that vanishes gives up its hops (`Moved`). What it may have run goes on as a suspect, and its losses are counted,
 as one session counts them: it ends as `poisoned` after `MOST_LOSSES`, and where all servers but one have vanished with it,
@@ -57,7 +57,7 @@ from shapestream.client.core import (
 )
 from shapestream.client.look_ups import LookUps
 from shapestream.client.opened_models import Model
-from shapestream.client.session import CHANGED, ENDED_SERVERS, LAST_SERVER, MAY_HAVE_RUN, LinkSettings
+from shapestream.client.session import ENDED_SERVERS, LAST_SERVER, MAY_HAVE_RUN, LinkSettings
 from shapestream.client.spread import Prices, least_loaded
 from shapestream.client.tickets import (
     NEVER_SENT,
@@ -65,6 +65,7 @@ from shapestream.client.tickets import (
     SETTLED_S,
     AnyTicket,
     EndTicket,
+    ModelHandle,
     Moved,
     OpenTicket,
     Owner,
@@ -490,14 +491,25 @@ class SpreadCore:
             if not any(arm.has_room(0) for arm in arms):
                 self._waiting += waiting[number:]
                 return
-            loads = {arm: (arm.seconds, arm.slots) for arm in arms if self._may_have(arm, route, now)}
+            loads = self._loads(route, arms, now)
+            hopeless = None if loads else self._hopeless(route, arms)
+            if isinstance(hopeless, ModelHandle):
+                try:
+                    route.ticket.move(hopeless)
+                except RequestError as error:
+                    hopeless = error
+                else:
+                    loads, hopeless = self._loads(route, arms, now), None
             if loads:
                 charge = self._prices.of(route.ticket.model.name, route.ticket.nbytes)
                 self._send(route, least_loaded(loads, charge, self._chance), charge)
-            elif (error := self._hopeless(route, arms)) is not None:
-                self._end_route(route, error)
+            elif hopeless is not None:
+                self._end_route(route, hopeless)
             else:
                 self._waiting.append(route)
+
+    def _loads(self, route: Route, arms: list[Arm], now: float) -> dict[Arm, tuple[float, int]]:
+        return {arm: (arm.seconds, arm.slots) for arm in arms if self._may_have(arm, route, now)}
 
     def _may_have(self, arm: Arm, route: Route, now: float) -> bool:
         """Tell whether an arm may have a request now. One that was not asked for the model is asked."""
@@ -528,10 +540,14 @@ class SpreadCore:
         is_last = bool(others) and arm.place not in route.lost_at and others <= route.lost_at
         return not is_last and now >= arm.here_since + SETTLED_S
 
-    def _hopeless(self, route: Route, arms: list[Arm]) -> RequestError | None:
-        """Return the error of a request that no server which is here will ever take; None where one may."""
+    def _hopeless(self, route: Route, arms: list[Arm]) -> ModelHandle | RequestError | None:
+        """Return what becomes of a request that no server which is here will ever take as it is encoded.
+
+        That is another server's model to encode it for, or its error. None: a server may take it.
+        """
         name = route.ticket.model.name
         said: RequestError | None = route.error
+        other: ModelHandle | None = None
         for arm in arms:
             if arm.place in route.tried:
                 continue
@@ -539,14 +555,14 @@ class SpreadCore:
             if model is not None and model.number is not None:
                 if model.described == route.ticket.model.described:
                     return None
-                said = said or Unavailable(CHANGED)
+                other = other or model
                 continue
             poll, _ = arm.polls.get(name, (None, 0.0))
             refused = None if poll is None else poll.answers.get(arm.place)
             if not isinstance(refused, RequestError):
                 return None  # it is being opened
             said = refused
-        return said
+        return other or said
 
     def _send(self, route: Route, arm: Arm, charge: float) -> None:
         ticket = route.ticket
@@ -577,6 +593,7 @@ class SpreadCore:
         ticket.client, ticket.id = arm.core.client, hop.ticket.id
         match outcome:
             case ResultEntry():
+                ticket.model = hop.ticket.model
                 timings = outcome.timings
                 seconds = timings.run_us / 1e6 / max(1, timings.batch_requests)
                 self._prices.learn(ticket.model.name, ticket.nbytes, seconds)

@@ -186,8 +186,8 @@ class StreamState(Generic[ItemT]):
         options = self._options
         if type(item) is not OwnItem:
             assert self._model is not None
-            while self._model.successor is not None:  # a reload has changed it
-                self._model = self._model.successor
+            if self._model.successor is not None:  # a reload has changed it
+                self._model = self._model.latest
             key, inputs = item if type(item) is tuple and len(item) == 2 else (place, item)
             tags = tags_of(None, None, options.caller)
             return self._ticket(key, place, self._model, inputs, options.deadline, options.priority, tags)

@@ -105,9 +105,25 @@ class ModelHandle:
     number_here: int | None = None
     """That of the last answer of this server, also on an earlier connection; None: it has not answered yet."""
     stale: bool = False
-    """The server now has another model under this name; requests checked against this signature are void."""
+    """The server has no model of this name any more, as it has said; later it may have one again."""
     successor: Self | None = field(default=None, repr=False)
-    """What the same server has under this name since."""
+    """What the server, or the next one, has under this name since."""
+
+    @property
+    def latest(self) -> Self:
+        """What has this name now: itself, or what came after it."""
+        model = self
+        while model.successor is not None:
+            model = model.successor
+        return model
+
+    def encoded_anew(self, before: ModelHandle, tensors: Tensors) -> tuple[Tensors, int]:
+        """Return a request as this model takes it, and its bytes; it was encoded for the model `before`.
+
+        Raises `InvalidRequest` and `TooLarge` where this model does not take it. A plain handle, which reads no signature,
+        takes none.
+        """
+        raise InvalidRequest(f"model {self.name!r} has changed; open it again")
 
     @property
     def idempotent(self) -> bool:
@@ -172,6 +188,17 @@ class RequestTicket(Ticket):
     """Sent, and withdrawn since; it holds its share of the window until the terminal reply."""
     window_bytes: int = field(default=0, init=False)
     """Bytes of the window that it holds, once it was sent or asked for; a granted one holds none."""
+    given: tuple[ModelHandle, Tensors] | None = field(default=None, init=False)
+    """What its caller encoded it for, and as what; None while that is what is sent."""
+
+    def move(self, model: ModelHandle) -> None:
+        """Encode it anew for another model of its model's name; raises `InvalidRequest` and `TooLarge`.
+
+        It begins with what the caller gave: a model that changes there and back loses no digits.
+        """
+        before, tensors = self.given or (self.model, self.tensors)
+        self.tensors, self.nbytes = model.encoded_anew(before, tensors)
+        self.model, self.given = model, (before, tensors)
 
 
 @dataclass(slots=True, eq=False)
@@ -505,6 +532,15 @@ class InFlight:
         """Remove a ticket, and hand it back."""
         self.remove(ticket.id)
         self.finish(ticket, outcome)
+
+    def move(self, tickets: Iterable[RequestTicket]) -> None:
+        """Encode requests anew for what their models are now; those that do not fit end."""
+        for ticket in tickets:
+            try:
+                ticket.move(ticket.model.latest)
+            except RequestError as error:
+                self.abandon(ticket)
+                self.finish(ticket, error)
 
     def fail_requests_of(self, model: ModelHandle, error: Callable[[], RequestError]) -> None:
         """End the requests of a model that is void, each with an error of its own."""

@@ -67,32 +67,19 @@ def test_what_nobody_wants_is_cancelled_not_sent_again() -> None:
     assert sequences(bench.sent()) == [2]
 
 
-def test_a_model_that_changed_meanwhile_fails_what_was_checked_against_the_old_one() -> None:
-    """Port numbers may mean something else now: unfinished requests fail, and so does the stale handle."""
+def test_a_model_that_is_gone_after_a_restart_fails_its_requests_with_the_servers_code() -> None:
+    """`ModelRefused` on a reconnect ends what waited for that model."""
     bench = Bench()
     model = bench.open()
     ticket = bench.submit(model)
     bench.turn()
     bench.welcome(epoch=b"b")
     bench.turn()
-    bench.receive(ModelOpened(name="m", number=1, signature={"name": "m", "inputs": []}))
+    bench.receive(ModelRefused(name="m", code="unavailable", message="gone"))
     later = bench.submit(model)
-    assert sequences(bench.sent()) == []
+    bench.turn()
     assert isinstance(ticket.outcome, Unavailable)
     assert isinstance(later.outcome, Unavailable)
-    assert model.stale
-
-
-def test_a_model_that_is_gone_after_a_restart_fails_its_requests_with_the_servers_code() -> None:
-    """`ModelRefused` on a reconnect ends what waited for that model."""
-    bench = Bench()
-    ticket = bench.submit(bench.open())
-    bench.turn()
-    bench.welcome(epoch=b"b")
-    bench.turn()
-    bench.receive(ModelRefused(name="m", code="unavailable", message="gone"))
-    bench.turn()
-    assert isinstance(ticket.outcome, Unavailable)
 
 
 def test_a_request_that_a_leaving_server_refuses_waits_for_the_next_one() -> None:
