@@ -67,6 +67,15 @@ def resident_bytes_of(pid: int) -> int:
         return 0
 
 
+def private_bytes_of(pid: int) -> int:
+    """Return the resident memory of another process that is not mapped from files; 0 if it has ended, and without /proc."""
+    try:
+        words = Path(f"/proc/{pid}/statm").read_text().split()
+        return (int(words[1]) - int(words[2])) * _PAGE_BYTES
+    except (OSError, IndexError):
+        return 0
+
+
 def thread_times(tasks: Path = Path("/proc/self/task")) -> tuple[int, int]:
     """Nanoseconds that the living threads of this process ran, and that they waited for a CPU; 0 where unknown."""
     ran = waited = 0
@@ -159,6 +168,19 @@ def allowed_memory(root: Path = Path("/")) -> Allowance:
     )
 
 
+def free_memory(root: Path = Path("/")) -> Allowance:
+    """Return the bytes of memory that new processes beside this one may take. Cached files count as free."""
+    told = _numbers(root / "proc/meminfo")
+    free = [Allowance(told["MemAvailable"] * 1024, "machine")] if "MemAvailable" in told else []
+    for folder in _groups(root, "memory"):
+        used = _words(folder / "memory.current") or _words(folder / "memory.usage_in_bytes")
+        if (limit := _memory_of(folder)) is not None and used.strip().isdecimal():
+            told = _numbers(folder / "memory.stat")
+            cached = told.get("total_inactive_file", told.get("inactive_file", 0))
+            free.append(Allowance(max(0, limit - int(used) + cached), "memory limit"))
+    return min(free, key=lambda one: one.amount, default=allowed_memory(root))
+
+
 def available_cpus() -> int:
     """Return the number of CPUs that this process may use, at least 1."""
     return allowed_cpus().amount
@@ -211,6 +233,12 @@ def _memory_of(folder: Path) -> int | None:
         if (words := _words(folder / name).strip()).isdecimal():
             return int(words)
     return None
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """Return the numbers of a file with a name and a number in each line."""
+    rows = (line.split() for line in _words(path).splitlines())
+    return {row[0].rstrip(":"): int(row[1]) for row in rows if len(row) > 1 and row[1].isdecimal()}
 
 
 def _words(path: Path) -> str:

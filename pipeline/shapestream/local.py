@@ -58,7 +58,7 @@ IGNORED = (
     *("server.listen", "server.worker_listen", "server.security", "server.max_clients"),
     *("server.admin", "server.http", "server.grpc", "server.tracing"),
     *("server.client_silence_s", "server.worker_silence_s"),
-    *("server.grace_s", "server.lame_duck_s", "server.reload_s"),
+    *("server.grace_s", "server.lame_duck_s", "server.reload_s", "server.surge"),
 )
 """Keys of a YAML that have no meaning here: processes, addresses and their callers, and times of either."""
 _NEVER_SILENT_S = 86400.0

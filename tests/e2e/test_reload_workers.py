@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import signal
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -277,3 +280,115 @@ def test_a_worker_that_does_not_come_up_in_time_is_ended_and_the_old_one_stays(w
         *_, why = reload(workplace, served, status=1)
         assert "worker w0 goes on unchanged: it was not ready within 1 s (server.reload_s)" == why
         assert workers == served.workers()
+
+
+ALL = SERVER.replace("}", ", surge: all}")
+TICKS = count()
+"""The order of what the clients see."""
+
+
+class Watching:
+    """A client that asks `m` without a pause, and notes when each request was sent and answered, and by which version."""
+
+    def __init__(self, served: Any) -> None:
+        self._served = served
+        self.answers: list[tuple[int, int, str]] = []
+        self.problem = ""
+
+    def run(self, over: threading.Event) -> None:
+        """Until it is over, or something fails."""
+        versions = {(1.0, 2.0): "old", (-1.0, -2.0): "new"}
+        with self._served.client() as client:
+            while not over.is_set():
+                sent_at = next(TICKS)
+                try:
+                    version = versions[tuple(ask(client, "m"))]
+                    self.answers.append((sent_at, next(TICKS), version))
+                except Exception as error:  # noqa: BLE001 - told by the test
+                    self.problem = repr(error)
+                    return
+
+
+@contextmanager
+def watched(served: Any) -> Iterator[Sequence[Watching]]:
+    """Three clients; nothing may fail."""
+    over = threading.Event()
+    clients = [Watching(served) for _ in range(3)]
+    threads = [threading.Thread(target=client.run, args=(over,)) for client in clients]
+    for thread in threads:
+        thread.start()
+    try:
+        yield clients
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+    assert [""] * 3 == [client.problem for client in clients]
+
+
+def answered(clients: Sequence[Watching], count: int = 30) -> None:
+    """Wait until each client has so many more answers."""
+    before = [len(client.answers) for client in clients]
+    until(
+        "more answers",
+        lambda: all(
+            client.problem or len(client.answers) > had + count
+            for client, had in zip(clients, before, strict=True)
+        ),
+    )
+
+
+def of_three(function: str = "numpy:sort", n: str = "0..64", server: str = ALL) -> str:
+    """A server with three workers of one model."""
+    return yaml(model("m", function=function, n=n), workers=group("m", count=3), server=server)
+
+
+@pytest.mark.parametrize("n", ["0..64", "0..128"])
+def test_the_traffic_moves_to_all_new_workers_at_once(workplace: Any, n: str) -> None:
+    """With an equal signature, and with another one: the old version answers all until the last new worker is ready.
+
+    After the first answer of the new one, no request that is sent is answered by the old one.
+    """
+    served = workplace.serve(of_three())
+    served.wait_for("workers ready")
+    workplace.write(of_three("moving:negated", n))
+    with watched(served) as clients:
+        served.send(signal.SIGHUP)
+        held = {one["worker"] for one in served.wait_for("worker joined", 5)[3:]}
+        assert {"w0", "w1"} == {name.partition("+")[0] for name in held}
+        answered(clients)
+        before = next(TICKS)
+        (workplace.folder / "go").touch()
+        assert ["ok"] == [event["result"] for event in served.wait_for("reload ended")]
+        answered(clients)
+    every = [answer for client in clients for answer in client.answers]
+    assert {"old"} == {version for _, came_at, version in every if came_at < before}
+    moved_at = min(came_at for _, came_at, version in every if version == "new")
+    assert {"new"} == {version for sent_at, _, version in every if sent_at > moved_at}
+    (moved,) = served.events("traffic moves")
+    assert ["w0", "w1", "w2"] == [name.partition("+")[0] for name in moved["to"]]
+    (told,) = served.events("workers are restarted")
+    assert "all at once" == told["how"]
+
+
+def test_nothing_moves_where_one_of_three_new_workers_dies(workplace: Any) -> None:
+    """The old version answers everything; the result names the worker and why. A reload that is whole moves all."""
+    (workplace.folder / "go").touch()
+    (workplace.folder / "broken").touch()
+    served = workplace.serve(of_three())
+    served.wait_for("workers ready")
+    workers = served.workers()
+    workplace.write(of_three("moving:negated", "0..128"))
+    with watched(served) as clients:
+        _, *lines = reload(workplace, served, status=1)
+        why = "cannot be replaced: it ended 6 times within 120 s, at last with status 9"
+        assert 3 == len(lines)
+        assert 1 == sum(line.startswith("worker w1 goes on unchanged: it ended 6 times") for line in lines)
+        assert 2 == sum(f"goes on unchanged: nothing moves, since w1 {why}" in line for line in lines)
+        assert workers == served.workers()
+        answered(clients)
+        assert {"old"} == {version for client in clients for _, _, version in client.answers}
+        (workplace.folder / "broken").unlink()
+        assert ["no model changed", "workers replaced: w0, w1, w2"] == reload(workplace, served)
+        answered(clients)
+        assert {"new"} == {client.answers[-1][2] for client in clients}

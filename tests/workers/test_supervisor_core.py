@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from shapestream_workers.supervisor.core import (
     KeepWorker,
     KillWorker,
     LeaveRequested,
+    MoveTraffic,
     ReplacementWanted,
     Restarted,
     RestartRequested,
@@ -379,14 +382,14 @@ def test_a_restart_replaces_every_worker_one_after_the_other() -> None:
     assert [StartWorker(worker="a+1", attempt=0, role="a")] == supervisor.handle(RestartRequested(), 3.0)
     kill = KillWorker(worker="a+1", why="a newer reload replaces it")
     assert [kill] == supervisor.handle(RestartRequested(), 3.5)
-    assert [StartWorker(worker="a+1", attempt=1, role="a")] == supervisor.handle(
+    assert [StartWorker(worker="a+2", attempt=0, role="a")] == supervisor.handle(
         WorkerExited(worker="a+1", status=-9), 3.6
     )
-    assert [TerminateWorker(worker="a")] == supervisor.handle(WorkerReady(worker="a+1"), 5.0)
-    assert [StartWorker(worker="b+2", attempt=0, role="b")] == supervisor.handle(
+    assert [TerminateWorker(worker="a")] == supervisor.handle(WorkerReady(worker="a+2"), 5.0)
+    assert [StartWorker(worker="b+3", attempt=0, role="b")] == supervisor.handle(
         WorkerExited(worker="a", status=0), 5.5
     )
-    assert [TerminateWorker(worker="b")] == supervisor.handle(WorkerReady(worker="b+2"), 7.0)
+    assert [TerminateWorker(worker="b")] == supervisor.handle(WorkerReady(worker="b+3"), 7.0)
     assert [] == supervisor.handle(WorkerExited(worker="b", status=0), 8.0)
     assert "<Supervisor 2 running>" == repr(supervisor)
 
@@ -555,6 +558,180 @@ def test_a_process_that_is_not_ready_in_time_is_killed_and_the_old_one_stays(cra
     assert supervisor.next_wakeup() is None
 
 
+ALL = RestartRequested(at_once=True, start_s=30.0)
+NEVER = "its configuration cannot be used"
+
+
+def preparing(*workers: str, asked: RestartRequested = ALL) -> Supervisor:
+    """A supervisor that replaces all workers at once, none of which is ready; `a+1` is the successor of `a`, and so on."""
+    supervisor = serving(*workers)
+    names = [f"{role}+{number}" for number, role in enumerate(workers, 1)]
+    started_at_once = [
+        StartWorker(worker=name, attempt=0, role=role) for name, role in zip(names, workers, strict=True)
+    ]
+    assert started_at_once == supervisor.handle(asked, 3.0)[-len(workers) :]
+    return supervisor
+
+
+def test_traffic_moves_to_all_new_processes_at_once() -> None:
+    """Those that are ready first are held; the old ones finish when the last one is ready."""
+    supervisor = preparing("a", "b")
+    assert [] == supervisor.handle(WorkerReady(worker="a+1"), 5.0)
+    assert supervisor.is_held("a+1")
+    assert [] == supervisor.handle(WakeupDue(), 6.0)
+    assert [
+        MoveTraffic(workers=("a+1", "b+2")),
+        TerminateWorker(worker="a"),
+        TerminateWorker(worker="b"),
+    ] == supervisor.handle(WorkerReady(worker="b+2"), 7.0)
+    assert not supervisor.is_held("a+1")
+    assert ended(supervisor, 2, 7.0) is None
+    for name in ("a", "b"):
+        assert [] == supervisor.handle(WorkerExited(worker=name, status=0), 8.0)
+    expected = Restarted(replaced=("a", "b"), kept={}, given_up={}, starting={})
+    assert expected == ended(supervisor, 2, 8.0)
+    assert supervisor.next_wakeup() is None
+
+
+def test_nothing_moves_where_one_process_does_not_come_up() -> None:
+    """Those that are ready end, with those that start; every old process goes on, and the result says why."""
+    supervisor = preparing("a", "b", "c")
+    supervisor.handle(WorkerReady(worker="a+1"), 5.0)
+    why = f"nothing moves, since b cannot be replaced: {NEVER}"
+    assert [
+        KeepWorker(worker="b", reason=NEVER),
+        KillWorker(worker="a+1", why=why),
+        KillWorker(worker="c+3", why=why),
+    ] == supervisor.handle(WorkerExited(worker="b+2", status=3), 6.0)
+    assert [] == supervisor.handle(WorkerReady(worker="c+3"), 6.1)  # it was ready before it was killed
+    for old, new in (("a", "a+1"), ("c", "c+3")):
+        assert ended(supervisor, 3, 6.2) is None
+        kept = KeepWorker(worker=old, reason=why)
+        assert [kept] == supervisor.handle(WorkerExited(worker=new, status=-9), 6.2)
+    expected = Restarted(replaced=(), kept={"a": why, "b": NEVER, "c": why}, given_up={}, starting={})
+    assert expected == ended(supervisor, 3, 6.5)
+    assert "<Supervisor 3 running>" == repr(supervisor)
+    assert 3 == len(supervisor.handle(ALL, 7.0))
+
+
+def test_nothing_moves_where_one_process_is_not_ready_in_time() -> None:
+    """`start_s` holds for one that was ready, died while it was held, and is started again, too."""
+    supervisor = preparing("a", "b")
+    supervisor.handle(WorkerReady(worker="a+1"), 5.0)
+    supervisor.handle(WorkerExited(worker="a+1", status=-9), 20.0)
+    assert [StartWorker(worker="a+1", attempt=1, role="a")] == supervisor.handle(WakeupDue(), 21.0)
+    assert [KillWorker(worker="b+2", why="it was not ready in time")] == supervisor.handle(WakeupDue(), 33.0)
+    late = "it was not ready within 30 s (server.reload_s)"
+    why = f"nothing moves, since b cannot be replaced: {late}"
+    assert [KeepWorker(worker="b", reason=late), KillWorker(worker="a+1", why=why)] == supervisor.handle(
+        WorkerExited(worker="b+2", status=-9), 33.1
+    )
+
+
+def test_a_process_that_dies_while_it_is_held_is_started_again_and_awaited() -> None:
+    """The traffic moves when it is ready again."""
+    supervisor = preparing("a", "b")
+    supervisor.handle(WorkerReady(worker="a+1"), 5.0)
+    supervisor.handle(WorkerExited(worker="a+1", status=-9), 6.0)
+    assert [] == supervisor.handle(WorkerReady(worker="b+2"), 6.5)
+    supervisor.handle(WakeupDue(), 7.0)
+    assert MoveTraffic(workers=("a+1", "b+2")) == supervisor.handle(WorkerReady(worker="a+1"), 9.0)[0]
+
+
+def test_an_old_process_that_dies_before_the_move_is_not_started_again() -> None:
+    """Its successor is on the way; where nothing moves, that one is let in, since its role would have none."""
+    supervisor = preparing("a", "b")
+    assert [] == supervisor.handle(WorkerExited(worker="a", status=-9), 4.0)
+    assert [] == supervisor.handle(WorkerReady(worker="a+1"), 5.0)
+    assert [
+        KeepWorker(worker="b", reason=NEVER),
+        MoveTraffic(workers=("a+1",)),
+    ] == supervisor.handle(WorkerExited(worker="b+2", status=3), 6.0)
+    expected = Restarted(replaced=("a",), kept={"b": NEVER}, given_up={}, starting={})
+    assert expected == ended(supervisor, 2, 6.0)
+
+
+def test_a_newer_restart_ends_all_that_is_held_before_it_starts_anything() -> None:
+    """Also those that were ready. One after the other, if it asks for that."""
+    why = "a newer reload replaces it"
+    for asked, names in ((ALL, ["a+3", "b+4"]), (RestartRequested(), ["a+3"])):
+        supervisor = preparing("a", "b")
+        supervisor.handle(WorkerReady(worker="a+1"), 5.0)
+        kills = [KillWorker(worker=name, why=why) for name in ("a+1", "b+2")]
+        assert kills == supervisor.handle(asked, 6.0)
+        assert [] == supervisor.handle(WorkerExited(worker="a+1", status=-9), 6.1)
+        starts = supervisor.handle(WorkerExited(worker="b+2", status=-9), 6.2)
+        assert names == [start.worker for start in starts if isinstance(start, StartWorker)]
+
+
+def test_a_restart_that_comes_while_processes_of_the_last_one_end_replaces_all_the_same() -> None:
+    """Nothing moved, and what was killed for that has not ended."""
+    supervisor = preparing("a", "b")
+    supervisor.handle(WorkerExited(worker="b+2", status=3), 6.0)
+    assert [] == supervisor.handle(ALL, 6.1)
+    assert [
+        StartWorker(worker="a+3", attempt=0, role="a"),
+        StartWorker(worker="b+4", attempt=0, role="b"),
+    ] == supervisor.handle(WorkerExited(worker="a+1", status=-9), 6.2)
+
+
+def test_new_roles_move_with_the_others_and_hold_nothing_up() -> None:
+    """One that cannot start is given up. Removed roles finish at the move."""
+    asked = RestartRequested(roles=("a", "new", "bad"), fresh=frozenset(("a", "new", "bad")), at_once=True)
+    supervisor = serving("a", "gone")
+    supervisor.handle(asked, 3.0)
+    supervisor.handle(WorkerReady(worker="a+1"), 5.0)
+    supervisor.handle(WorkerReady(worker="new"), 6.0)
+    assert isinstance(supervisor.handle(WorkerExited(worker="bad", status=3), 7.0)[0], GiveUp)
+    assert not supervisor.is_held("new")
+    assert ProcessState.STOPPING is supervisor.state_of("a")
+    assert ProcessState.STOPPING is supervisor.state_of("gone")
+    for name in ("a", "gone"):
+        supervisor.handle(WorkerExited(worker=name, status=0), 8.0)
+    found = supervisor.restarted_since(2, 8.0, asked, ("a", "gone"))
+    assert found is not None
+    assert (("a",), ("new",), ("gone",), {"bad": NEVER}) == (
+        found.replaced, found.added, found.removed, found.given_up,
+    )  # fmt: skip
+
+
+def test_new_roles_end_where_nothing_moves() -> None:
+    """They would take all the traffic of a model that has changed."""
+    asked = RestartRequested(roles=("a", "new"), at_once=True)
+    supervisor = serving("a")
+    supervisor.handle(asked, 3.0)
+    supervisor.handle(WorkerReady(worker="new"), 5.0)
+    kept, killed = supervisor.handle(WorkerExited(worker="a+1", status=3), 6.0)
+    assert ("a", "new") == (kept.worker, killed.worker)  # type: ignore[union-attr]  # both have one
+    assert isinstance(supervisor.handle(WorkerExited(worker="new", status=-9), 6.1)[0], GiveUp)
+    assert not supervisor.hopeless
+
+
+def test_a_held_process_is_ended_where_the_server_leaves_or_stops() -> None:
+    """It serves nobody, so it has nothing to finish. Nothing moves any more."""
+    supervisor = preparing("a", "b")
+    supervisor.handle(WorkerReady(worker="a+1"), 5.0)
+    assert [
+        TellToLeave(worker="a"),
+        TellToLeave(worker="b"),
+        TerminateWorker(worker="a+1"),
+        TerminateWorker(worker="b+2"),
+    ] == supervisor.handle(LeaveRequested(), 6.0)
+    assert [] == supervisor.handle(WorkerReady(worker="b+2"), 6.1)
+
+
+def test_a_move_that_waits_for_a_late_process_takes_place_when_that_is_ready() -> None:
+    """The restart ends before, and names them."""
+    supervisor = preparing("a", "b", asked=RestartRequested(at_once=True))
+    supervisor.handle(WorkerReady(worker="a+1"), 5.0)
+    expected = {
+        "a": "a+1 gets requests after b+2 is ready or has ended",
+        "b": "b+2 is not ready after 100 s; end it to try again",
+    }
+    assert Restarted(replaced=(), kept={}, given_up={}, starting=expected) == ended(supervisor, 2, 103.0)
+    assert MoveTraffic(workers=("a+1", "b+2")) == supervisor.handle(WorkerReady(worker="b+2"), 200.0)[0]
+
+
 @given(
     st.lists(
         st.tuples(
@@ -567,6 +744,8 @@ def test_a_process_that_is_not_ready_in_time_is_killed_and_the_old_one_stays(cra
                     "replace",
                     "replace",
                     "restart",
+                    "restart all",
+                    "restart all",
                     "time",
                     "leave",
                     "stop",
@@ -583,10 +762,13 @@ def test_a_process_that_is_not_ready_in_time_is_killed_and_the_old_one_stays(cra
 def test_whatever_happens_a_worker_never_runs_twice_and_nothing_starts_after_a_stop(
     steps: list[tuple[str, int, float, int]],
 ) -> None:
-    """Over random histories: one process per role and one replacement, no start once stopping, and an end after it."""
+    """Over random histories: one process per role and one replacement, no start once stopping, and an end after it.
+
+    Of a role that is replaced at once there are two at most. Once all come up, none is held.
+    """
     supervisor = Supervisor(["a", "b"], POLICY)
     running = {action.worker for action in supervisor.begin()}
-    now, stopping = 0.0, False
+    now, stopping, at_once = 0.0, False, False
     for kind, which, wait_s, status in steps:
         now += wait_s
         worker = sorted(running)[which] if which < len(running) else ""
@@ -599,6 +781,7 @@ def test_whatever_happens_a_worker_never_runs_twice_and_nothing_starts_after_a_s
                 worker=worker, status=status, busy=status == -9, answered_at=now - 1 if which else None
             ),
             "restart": RestartRequested(),
+            "restart all": ALL,
             "ready": WorkerReady(worker=worker),
             "replace": ReplacementWanted(worker=worker),
             "time": WakeupDue(),
@@ -618,9 +801,25 @@ def test_whatever_happens_a_worker_never_runs_twice_and_nothing_starts_after_a_s
                     assert action.worker not in running
                 case KeepWorker():
                     assert action.worker in running
-        assert len(running) <= 3, "more than one process in addition"
+                case MoveTraffic():
+                    assert running >= set(action.workers)
+                    assert not any(map(supervisor.is_held, running))
+        at_once |= kind == "restart all"
+        assert len(running) <= 3 or at_once, "more than one process in addition"
+        assert {1, 2} >= set(Counter(map(supervisor.role_of, running)).values()), (
+            "more than two processes of a role"
+        )
         wakeup = supervisor.next_wakeup()
         assert wakeup is None or wakeup > now or kind != "time", "a wakeup in the past would be a busy loop"
+    for _ in range(20 if not stopping else 0):
+        now += 40.0
+        for worker in sorted(running):
+            ends = supervisor.state_of(worker) is ProcessState.STOPPING
+            event = WorkerExited(worker=worker, status=0) if ends else WorkerReady(worker=worker)
+            running -= {worker} if ends else set()
+            actions = [*supervisor.handle(event, now), *supervisor.handle(WakeupDue(), now)]
+            running |= {action.worker for action in actions if isinstance(action, StartWorker)}
+    assert stopping or not any(map(supervisor.is_held, running))
     supervisor.handle(StopNow(), now)
     for worker in running:
         supervisor.handle(WorkerExited(worker=worker, status=-9), now)

@@ -143,6 +143,7 @@ def lines_of(found: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines for people."""
     if found["state"] == "refused":
         yield from found["why"]
+        yield from _needs_lines(found["needs"])
         yield "refused: the server goes on unchanged"
         return
     models = found["models"]
@@ -160,13 +161,18 @@ def lines_of(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"changed only by a restart of the server: {', '.join(found['need_restart'])}"
     yield from found["why"]
     if is_plan:
-        if (needs := found["needs"]) is not None:
-            memory, seconds = spell_bytes(needs["memory_bytes"]), needs["seconds"]
-            yield f"it would take about {seconds:.0f} s, and {memory} of memory in addition meanwhile"
+        yield from _needs_lines(found["needs"])
         yield "nothing was changed"
         return
     done = "done" if found["state"] == "ok" else "not done everywhere"
     yield f"{done} after {found['seconds']:.1f} s"
+
+
+def _needs_lines(needs: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield the line that tells the time and the memory of a reload that was not carried out."""
+    if needs is not None:
+        memory, free = spell_bytes(needs["memory_bytes"]), spell_bytes(needs["free_bytes"])
+        yield f"it would take about {needs['seconds']:.0f} s, and {memory} of memory in addition meanwhile; {free} are free"
 
 
 def _process_lines(kind: str, processes: Mapping[str, Any], *, is_plan: bool) -> Iterator[str]:

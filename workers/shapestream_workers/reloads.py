@@ -27,7 +27,8 @@ from shapestream.loading.process_slots import own_slots
 from shapestream.loading.sources import digests_of, sources_of
 from shapestream.serving.server import Server
 from shapestream.settings import LoadedSettings, ModelSettings, ServerSettings, Settings, load_settings
-from shapestream_engine.machine import allowed_cpus
+from shapestream.settings.values import spell_bytes
+from shapestream_engine.machine import allowed_cpus, free_memory, private_bytes_of
 from shapestream_workers.access import server_security
 from shapestream_workers.gateways import GatewayPorts
 from shapestream_workers.process import drop_what_is_gone
@@ -79,23 +80,40 @@ class Changes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a reload would need, by what the present processes have taken."""
+    """The memory and the time that a reload needs, by what the present processes have taken."""
 
     memory_bytes: int
-    """Bytes in addition while it runs: of the new workers, and of the largest one that is replaced."""
+    """Bytes in addition while it runs, mapped files left out: of the new workers, and of those replaced at a time."""
     seconds: float
-    """Seconds in which the new processes become ready, one after the other; new workers start at once."""
+    """Seconds in which the new processes become ready."""
+    free_bytes: int
+    """Bytes that were free before it began."""
+    free_by: str
+    """The limit of these: `machine`, or `memory limit`."""
+
+    @property
+    def fits(self) -> bool:
+        """True if so much memory is free."""
+        return self.memory_bytes <= self.free_bytes
 
 
-def _needs_of(changed: Sequence[str], before: Collection[str], workers: SupervisedProcesses) -> Needs:
+def _needs_of(
+    changed: Sequence[str], before: Collection[str], workers: SupervisedProcesses, *, at_once: bool
+) -> Needs:
     """Estimate by the processes that run; a new worker takes as much as the largest of them."""
-    memory, starts = workers.memory_bytes(), workers.start_seconds()
+    memory, starts = workers.memory_bytes(private_bytes_of), workers.start_seconds()
     largest, slowest = max(memory.values(), default=0), max(starts.values(), default=0.0)
-    replaced = [name for name in changed if name in before]
-    added = len(changed) - len(replaced)
+    added = sum(name not in before for name in changed)
+    sizes = [memory.get(name) or largest for name in changed if name in before]
+    times = [starts.get(name, slowest) for name in changed if name in before] or [0.0]
+    free = free_memory()
     return Needs(
-        memory_bytes=added * largest + max([memory.get(name, largest) for name in replaced], default=0),
-        seconds=round(sum([starts.get(name, slowest) for name in replaced]) + (slowest if added else 0.0), 1),
+        memory_bytes=added * largest + (sum(sizes) if at_once else max(sizes, default=0)),
+        seconds=round(
+            max(*times, slowest if added else 0.0) if at_once else sum(times) + (slowest if added else 0.0), 1
+        ),
+        free_bytes=free.amount,
+        free_by=free.by,
     )
 
 
@@ -135,7 +153,7 @@ class Reload:
     gateways: Restarted = NOTHING_RESTARTED
     """The result for each gateway."""
     needs: Needs | None = None
-    """What a plan would need; None of a reload."""
+    """The memory and the time that its worker processes need; None before the YAML is read, and without such."""
     seconds: float | None = None
     """Seconds from the request to the end; None before."""
 
@@ -198,7 +216,7 @@ def changes_between(
 
 def _as_read(server: ServerSettings) -> ServerSettings:
     """Return the settings without those that a command line may replace, and those that a reload changes."""
-    unread: dict[str, Any] = {"record_trace": None, "reload_s": None, "http": None, "grpc": None}
+    unread: dict[str, Any] = dict.fromkeys(("record_trace", "reload_s", "surge", "http", "grpc"))
     if server.security is not None:
         listed = dict.fromkeys(("clients", "admins", "gateways", "workers"), ())
         unread["security"] = server.security.model_copy(update=listed)
@@ -223,6 +241,11 @@ class _Fresh:
     """What the slots of this process would be made of; None where models run in workers."""
     replaced: frozenset[str] = frozenset()
     """The roles whose processes are replaced, or are new."""
+
+    @property
+    def at_once(self) -> bool:
+        """True if all new processes start at once, and the traffic moves when they are ready."""
+        return self.loaded.settings.server.surge == "all"
 
 
 class Reloads:
@@ -307,6 +330,8 @@ class Reloads:
         try:
             # In a thread: large files take a while, and a slow disk must not hold the event loop.
             fresh = await trio.to_thread.run_sync(self._read_files, abandon_on_cancel=True)
+            self._doubt(self._workers())
+            self._check_memory(reload, fresh)
         except ConfigurationError as error:
             if not is_plan:
                 self._read_keys(reload, self._loaded)
@@ -320,9 +345,8 @@ class Reloads:
         """Use what was read. Return it if there are processes to replace."""
         settings, workers = fresh.loaded.settings, self._workers()
         reload.changes = self._changes(fresh)
-        self._doubt(workers)
         if reload.asked is ReloadRequest.NOTHING:
-            self._plan(reload, fresh, workers)
+            self._plan(reload, fresh)
             return None
         same_keys = _as_read(settings.server).security == _as_read(self._loaded.settings.server).security
         self._read_keys(reload, fresh.loaded if same_keys else self._loaded)
@@ -341,7 +365,7 @@ class Reloads:
             self._doubtful |= fresh.replaced  # until they are replaced
             self._expect(settings, before, fresh.replaced, changed_models)
             log.info("configuration is read again", models=[model.name for model in settings.models])
-            log.info("workers are restarted", how="one after the other", workers=sorted(fresh.replaced))
+            self._tell_restart(reload, fresh)
         else:
             if self._own is None:
                 self._expect(settings, before, frozenset(), changed_models)
@@ -363,7 +387,39 @@ class Reloads:
             started=self._loaded.settings,
         )
 
-    def _plan(self, reload: Reload, fresh: _Fresh, workers: SupervisedProcesses | None) -> None:
+    def _check_memory(self, reload: Reload, fresh: _Fresh) -> None:
+        """Work out what a reload needs. Raises `ConfigurationError` where that is not free, and all is to start at once."""
+        if (workers := self._workers()) is None:
+            return
+        roles = self._roles.copy()
+        changed = roles.follow(fresh.roles, self._doubtful)
+        names = [name for name in roles.by_name if name in changed or reload.asked is ReloadRequest.ALL]
+        needs = reload.needs = _needs_of(names, self._roles.by_name, workers, at_once=fresh.at_once)
+        if fresh.at_once and not needs.fits:
+            rolling = _needs_of(names, self._roles.by_name, workers, at_once=False)
+            text = (
+                f"the new processes need about {spell_bytes(needs.memory_bytes)} of memory beside the old ones, and "
+                f"{spell_bytes(needs.free_bytes)} are free ({needs.free_by}); one after the other they need "
+                f"{spell_bytes(rolling.memory_bytes)} (surge: rolling)"
+            )
+            raise ConfigurationError([fresh.loaded.problem(("server", "surge"), text)])
+
+    def _tell_restart(self, reload: Reload, fresh: _Fresh) -> None:
+        """Log which processes are about to start, what that needs, and what is free."""
+        assert reload.needs is not None  # there are workers
+        needs = reload.needs
+        write = log.info if needs.fits else log.warning
+        write(
+            "workers are restarted",
+            how="all at once" if fresh.at_once else "one after the other",
+            workers=sorted(fresh.replaced),
+            memory=spell_bytes(needs.memory_bytes),
+            free=spell_bytes(needs.free_bytes),
+            free_by=needs.free_by,
+            seconds=needs.seconds,
+        )
+
+    def _plan(self, reload: Reload, fresh: _Fresh) -> None:
         """Tell what a reload of the changes would do, and end this one."""
         roles = self._roles.copy()
         changed = roles.follow(fresh.roles, self._doubtful)
@@ -377,8 +433,6 @@ class Reloads:
             given_up={},
             starting={},
         )
-        if workers is not None:
-            reload.needs = _needs_of([name for name in after if name in changed], before, workers)
         self._end(reload, ReloadState.OK)
 
     def _doubt(self, workers: SupervisedProcesses | None) -> None:
@@ -474,7 +528,9 @@ class Reloads:
         if workers is not None:
             commands = self._roles.commands(fresh.loaded, self._server.worker_addresses[0])
             start_s = fresh.loaded.settings.server.reload_s
-            restarted = await workers.restart(commands, fresh.replaced, start_s=start_s)
+            restarted = await workers.restart(
+                commands, fresh.replaced, start_s=start_s, at_once=fresh.at_once
+            )
             if restarted is None:
                 reload.why.append("the workers have ended")
                 self._end(reload, ReloadState.INCOMPLETE)

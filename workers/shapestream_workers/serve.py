@@ -298,6 +298,7 @@ class _Serving:
             ),
             given_up=self._given_up,
             revived=self._revived,
+            moved=server.move_traffic,
             finished=server.worker_finished,
         )
         server.own_processes(self._workers, roles.groups)

@@ -67,6 +67,7 @@ class ConnectedWorkers:
         "_cut_off",
         "_dispatcher",
         "_outgoing",
+        "_processes",
         "_reports",
         "_statistics",
         "_tokens",
@@ -81,12 +82,14 @@ class ConnectedWorkers:
         cut_off: Callable[[bytes], None],
         dispatcher: Dispatcher,
         availability: Availability,
+        processes: OwnProcesses | None = None,
     ) -> None:
-        """`cut_off`: ignores a connection from now on, and what it has sent."""
+        """`cut_off`: ignores a connection from now on, and what it has sent. `processes`: those whose slots may be held."""
         self._outgoing = outgoing
         self._cut_off = cut_off
         self._dispatcher = dispatcher
         self._availability = availability
+        self._processes = processes
         self._statistics = outgoing.statistics
         self.sessions = count(1)
         """Numbers of sessions; none is used twice."""
@@ -117,7 +120,7 @@ class ConnectedWorkers:
         self._tokens[worker.token] = worker
 
     def greet_slot(self, peer: bytes, hello: SlotHello, now: float) -> None:
-        """Let a slot in, by its worker's token and key. With the last of its slots the worker joins."""
+        """Let a slot in, by its worker's token and key. With the last of its slots the worker joins, unless it is held."""
         worker, socket = self._tokens.get(hello.token), self._outgoing.socket
         if worker is None:  # its session is over, or is another server's
             self._outgoing.tell_stranger(peer, now)
@@ -132,13 +135,22 @@ class ConnectedWorkers:
             slot.peer = peer
             self.slots[peer] = slot
             if worker.has_greeted and worker.state is WorkerState.GREETING:
-                worker.change("serve", now)
-                self._availability.promote(worker, now)
-                self._dispatcher.worker_joined(worker, now)
-                self._availability.workers_changed(now)
+                self.join([worker], now)
+                if self._processes is not None:
+                    self._processes.slots_greeted(worker.name)
             return
         self._outgoing.refuse(peer, why, now)
         self.turn_away(peer)
+
+    def join(self, workers: Iterable[ConnectedWorker], now: float) -> None:
+        """Give batches to those of these workers whose slots have all greeted, and that are not held."""
+        for worker in workers:
+            held = self._processes is not None and self._processes.holds(worker.name)
+            if worker.has_greeted and worker.state is WorkerState.GREETING and not held:
+                worker.change("serve", now)
+                self._availability.promote(worker, now)
+                self._dispatcher.worker_joined(worker, now)
+        self._availability.workers_changed(now)
 
     # ---------------------------------------------------------------- reports
 
@@ -240,6 +252,15 @@ class ProcessOwner(Protocol):
     def owns(self, worker: str) -> bool:
         """Tell whether the process that greets by this name is one of its own, and its end was not told yet."""
 
+    def holds(self, worker: str) -> bool:
+        """Tell whether that process gets no batches yet, since others are to join together with it."""
+
+    def leaves(self, worker: str) -> bool:
+        """Tell whether that process was asked to finish."""
+
+    def greeted(self, worker: str) -> None:
+        """Note that all slots of that process have greeted."""
+
     def kill(self, worker: str, reason: str) -> None:
         """Kill that process. Its end is reported like any other."""
 
@@ -266,6 +287,19 @@ class OwnProcesses:
     def own(self, name: str) -> bool:
         """Tell whether the worker of this name is one of these processes."""
         return self.owner is not None and self.owner.owns(name)
+
+    def holds(self, name: str) -> bool:
+        """Tell whether the process of this name gets no batches yet."""
+        return self.owner is not None and self.owner.holds(name)
+
+    def leaves(self, name: str) -> bool:
+        """Tell whether the process of this name was asked to finish."""
+        return self.owner is not None and self.owner.leaves(name)
+
+    def slots_greeted(self, name: str) -> None:
+        """Tell the owner that all slots of a process have greeted."""
+        if self.owner is not None:
+            self.owner.greeted(name)
 
     def greeted(self, name: str) -> None:
         """Forget the silence of a process, since it has greeted again."""
@@ -352,10 +386,14 @@ class Availability:
         served = worker.serves.get(name)
         return served is not None and (model is None or served.latest() is model.latest())
 
-    def is_needed(self, worker: ConnectedWorker) -> bool:
-        """Tell whether requests wait for a model, in an old generation, that no other worker has."""
+    def is_needed(self, worker: ConnectedWorker, leaves: Callable[[str], bool] = lambda name: False) -> bool:
+        """Tell whether requests wait for a model, in an old generation, that no other worker has.
+
+        `leaves`: tells by name which others are about to end.
+        """
         slots = self._dispatcher.slots.values()
         others = {slot.worker for slot in slots if slot.worker is not worker and slot.worker.is_serving}
+        others = {other for other in others if not leaves(other.name)}
         return any(
             model.successor is not None
             and not any(self._serves(other, name, model) for other in others)

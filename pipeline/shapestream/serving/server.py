@@ -295,10 +295,22 @@ class Server:
             await old.ended.wait()
 
     async def worker_finished(self, worker: str) -> None:
-        """Return when no request waits for a model in an old generation that only this worker has."""
+        """Return when no request waits for a model in an old generation that only workers have that end, as this one does.
+
+        From then on it gets no more batches.
+        """
         port = self._worker_port
         while port is not None and port.is_needed(worker) and not self._ended:  # noqa: ASYNC110 - it is seldom, and short
             await trio.sleep(LOOK_EVERY_S)
+        if port is not None and not self._ended:
+            port.give_no_more(worker)
+            self._dispatcher.end_turn()
+
+    def move_traffic(self) -> None:
+        """Let the workers join, all in one turn, that their owner held and holds no more."""
+        if self._worker_port is not None and not self._ended:
+            self._worker_port.move_traffic(trio.current_time())
+            self._dispatcher.end_turn()
 
     def model_given_up(self, name: str, why: str) -> None:
         """End the requests of a model as `unavailable`: no worker process is left for it. A worker may still dial in."""

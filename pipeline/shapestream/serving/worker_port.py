@@ -99,8 +99,10 @@ class WorkerPort:
         self._availability = availability
         self._settings = settings
         self._epoch = epoch
-        self._workers = ConnectedWorkers(outgoing, self._inbox.cut_off, dispatcher, availability)
         self.processes = OwnProcesses(settings.worker_silence_s)
+        self._workers = ConnectedWorkers(
+            outgoing, self._inbox.cut_off, dispatcher, availability, self.processes
+        )
         self._greetings = Greetings(
             self._workers, outgoing, dispatcher, models, availability, self.processes, self._welcome
         )
@@ -117,8 +119,20 @@ class WorkerPort:
         worker = self._workers.named(name)
         if worker is None or not worker.is_serving:
             return False
-        joining = any(other.state is WorkerState.GREETING for other in self._workers.controls.values())
-        return joining or self._availability.is_needed(worker)
+        joining = any(
+            other.state is WorkerState.GREETING and not self.processes.holds(other.name)
+            for other in self._workers.controls.values()
+        )
+        return joining or self._availability.is_needed(worker, self.processes.leaves)
+
+    def move_traffic(self, now: float) -> None:
+        """Let the workers join that were held and are held no more."""
+        self._workers.join([*self._workers.controls.values()], now)
+
+    def give_no_more(self, name: str) -> None:
+        """Give no more batches to a worker whose process is about to be asked to end."""
+        if (worker := self._workers.named(name)) is not None:
+            self._dispatcher.worker_closing(worker, trio.current_time())
 
     async def run(self) -> None:
         """Serve the port until cancelled."""

@@ -58,7 +58,7 @@ READERS: Mapping[str, Mapping[str, Reader]] = {
             ),
             Reader.START,
         ),
-        "reload_s": Reader.SERVER,
+        **dict.fromkeys(("reload_s", "surge"), Reader.SERVER),
     },
     "server.security": {
         **dict.fromkeys(("clients", "admins", "gateways", "workers"), Reader.SERVER),

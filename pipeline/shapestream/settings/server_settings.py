@@ -276,6 +276,8 @@ class ServerSettings(Section):
     reload_s: float | None = Field(default=None, gt=0, le=86400, allow_inf_nan=False)
     """Seconds for a process that a reload starts to be ready, or it is killed and the old one stays. Default: it goes on
     starting, and the reload ends without it after four start-up times of the old one, at least 120 s."""
+    surge: Literal["rolling", "all"] = "rolling"
+    """Processes that a reload starts beside the old ones: one after the other, or all at once, with one move of traffic."""
     lame_duck_s: float | None = Field(default=None, ge=0, le=86400, allow_inf_nan=False)
     """Seconds from SIGTERM for which gateways take requests, and the server is not ready. Default: 10 if open, else 0."""
     admin: AdminSettings | None = None

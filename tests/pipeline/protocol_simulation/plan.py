@@ -69,7 +69,7 @@ class FaultKind(_Named):
     KILL_WORKER = "the worker is killed"
     STOP_WORKER = "the worker is asked to end"
     REPLACE_WORKER = "the worker wants to be replaced"
-    RESTART_WORKERS = "all workers of the server, or all guests, are replaced, one after the other"
+    RESTART_WORKERS = "all workers of the server, or all guests, are replaced, one after the other or at once"
     SLOW_WORKER = "the worker takes ten times as long"
     KILL_SERVER = "the server is killed, and its own workers with it"
     DRAIN_SERVER = "the server is asked to end, and started anew"

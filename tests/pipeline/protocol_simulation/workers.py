@@ -25,6 +25,7 @@ from shapestream_workers.supervisor.core import (
     GiveUp,
     KeepWorker,
     KillWorker,
+    MoveTraffic,
     StartWorker,
     StopRequested,
     Supervisor,
@@ -224,6 +225,28 @@ class Supervision:
         """Whether this is a living process of ours."""
         return self._owned(worker) is not None
 
+    def holds(self, worker: str) -> bool:
+        """Whether it waits for others."""
+        name = self._name_of(worker)
+        return name is not None and self._supervisor.is_held(name)
+
+    def leaves(self, worker: str) -> bool:
+        """Whether it was asked to finish."""
+        name = self._name_of(worker)
+        return name is not None and self._supervisor.state_of(name) is ProcessState.STOPPING
+
+    def greeted(self, worker: str) -> None:
+        """All its slots have."""
+        if (name := self._name_of(worker)) is not None:
+            self._nursery.start_soon(self._note_greeted, name)
+
+    async def _note_greeted(self, name: str) -> None:
+        if name in self.workers:
+            self.handle(WorkerReady(worker=name))
+
+    def _name_of(self, worker: str) -> str | None:
+        return next((name for name, one in self.workers.items() if one.name == worker), None)
+
     def kill(self, worker: str, reason: str) -> None:
         """It hangs."""
         owned = self._owned(worker)
@@ -245,6 +268,10 @@ class Supervision:
             match action:
                 case StartWorker(worker=name, role=role):
                     self._nursery.start_soon(self._live, name, role)
+                case MoveTraffic(workers=names):
+                    self._journal.note(f"traffic moves to {', '.join(names)}")
+                    if self.server is not None:
+                        self.server.move_traffic()
                 case TerminateWorker(worker=name):
                     if name in self.workers:
                         self.workers[name].terminate()
@@ -269,9 +296,13 @@ class Supervision:
         roles = [role for role in self._roles if role not in self._given_up and role != without]
         return {model.name for role in roles for model in models_of(role)}
 
+    def _welcomed(self, name: str) -> None:
+        if not self._supervisor.is_held(name):
+            self.handle(WorkerReady(worker=name))
+
     async def _live(self, name: str, role: str) -> None:
         worker = self.workers[name] = self._make(name, role)
-        worker.is_ready = lambda: self.handle(WorkerReady(worker=name))
+        worker.is_ready = lambda: self._welcomed(name)
         if self._supervisor.state_of(name) is ProcessState.STOPPING:
             worker.kill()
         self._journal.note(f"{worker.name} starts")

@@ -291,7 +291,10 @@ class World:
             case FaultKind.REPLACE_WORKER:
                 self._replace(supervision, worker)
             case FaultKind.RESTART_WORKERS:
-                supervision.handle(RestartRequested())
+                at_once = (
+                    supervision is not self.guests and fault.lasting_s > 1.0
+                )  # guests are no server's own
+                supervision.handle(RestartRequested(at_once=at_once))
             case FaultKind.SLOW_WORKER:
                 worker.slow_down(fault.lasting_s)
             case _:

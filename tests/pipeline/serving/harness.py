@@ -76,10 +76,25 @@ class Owner:
     def __init__(self, *owned: str) -> None:
         self.owned = set(owned)
         self.killed: list[str] = []
+        self.held: set[str] = set()
+        self.leaving: set[str] = set()
+        self.ready: list[str] = []
 
     def owns(self, worker: str) -> bool:
         """By name."""
         return worker in self.owned
+
+    def holds(self, worker: str) -> bool:
+        """By name."""
+        return worker in self.held
+
+    def leaves(self, worker: str) -> bool:
+        """By name."""
+        return worker in self.leaving
+
+    def greeted(self, worker: str) -> None:
+        """Notes it."""
+        self.ready.append(worker)
 
     def kill(self, worker: str, reason: str) -> None:
         """Notes it."""

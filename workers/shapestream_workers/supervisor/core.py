@@ -24,6 +24,12 @@ process goes on.
 Roles come and go by request. A new role is started at once, beside the others. A role that is wanted no more is asked to
 finish when no wanted one is about to start or to be replaced, and one of them serves: its models may have moved there.
 
+Move: a restart may start all successors, and the processes of new roles, at once. These are *held*: they get no batches. The
+traffic moves when each is ready, or is known not to come up: all are let in together, and those that they replace are asked
+to finish. If a successor is given up, nothing moves: the others end as well, and every old process goes on. A role that is
+new, or was given up before, holds nothing up: without it the others move. A held process whose predecessor dies stays held;
+where nothing moves it is let in, since its role would have none.
+
 The supervisor promises that `finished` becomes true after StopRequested: each process that does not end in time is killed.
 It starts nothing itself and reads no clock: times are seconds of a monotonic clock of the caller, and `jitter` is a number
 in [0, 1) that the caller draws. processes.py carries the actions out.
@@ -84,6 +90,8 @@ class RestartRequested:
     start_s: float | None = None
     """Time in which a new process must be ready, or it is killed and not started again. None: it may take as long as it
     likes, and the restart ends without it."""
+    at_once: bool = False
+    """Start all new processes at once, and let the traffic move when each is ready or is known not to come up."""
 
     def is_about(self, role: str) -> bool:
         """Tell whether this role's processes are replaced, or it is new."""
@@ -133,6 +141,13 @@ class StartWorker:
     """0 for the first start, then 1, 2, ..."""
     role: str
     """The configured worker: `worker` itself, or the one that it replaces."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveTraffic:
+    """Let these processes get batches, all from one point of time. Until now they were held."""
+
+    workers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +215,9 @@ class Restarted:
         return not (self.kept or self.given_up or self.starting)
 
 
-Action: TypeAlias = StartWorker | TellToLeave | TerminateWorker | KillWorker | GiveUp | KeepWorker
+Action: TypeAlias = (
+    StartWorker | MoveTraffic | TellToLeave | TerminateWorker | KillWorker | GiveUp | KeepWorker
+)
 
 
 class Supervisor:
@@ -214,6 +231,8 @@ class Supervisor:
         self._starts = 0
         self._start_s: float | None = None
         """That of the last restart."""
+        self._moving: set[str] = set()
+        """Roles of which no new process gets batches before all of them are ready, since a restart replaces them at once."""
         self._unwanted: set[str] = set()
         """Roles that a restart has removed, until their processes have ended."""
         self._may_be_empty = False
@@ -228,12 +247,15 @@ class Supervisor:
     def handle(self, event: Event, now: float, *, jitter: float = 0.0) -> list[Action]:
         """Handle an event, and return the actions to carry out."""
         actions = self._handle(event, now, jitter)
-        if not self._stopping and (successor := self._replacements.next_successor(now)) is not None:
+        if self._stopping:
+            return actions
+        while (successor := self._replacements.next_successor(now)) is not None:
             self._workers[successor.name] = successor
             if self._replacements.is_asked_for(successor):
                 successor.ready_by = self._ready_by(now)
             actions.append(self._start(successor, now))
-        if self._unwanted and not self._stopping and self._is_settled():
+        actions += self._move(now)
+        if self._unwanted and self._is_settled():
             for worker in [worker for worker in self._workers.values() if worker.role in self._unwanted]:
                 actions += self._dismiss(worker, now)
         return actions
@@ -270,10 +292,10 @@ class Supervisor:
     def next_wakeup(self) -> float | None:
         """Return the time at which `WakeupDue` must be handled if no other event comes before. None: never."""
         workers = self._workers.values()
-        times = [at for worker in workers for at in (worker.wake_at, worker.ready_by) if at is not None]
-        if not self._stopping and (at := self._replacements.next_time()) is not None:
-            times.append(at)
-        return min(times, default=None)
+        times = [worker.wake_at for worker in workers]
+        if not self._stopping:
+            times += [*[worker.ready_by for worker in workers], self._replacements.next_time()]
+        return min((at for at in times if at is not None), default=None)
 
     def role_of(self, worker: str) -> str:
         """Return the configured worker that this process is or replaces."""
@@ -282,6 +304,10 @@ class Supervisor:
     def state_of(self, worker: str) -> ProcessState:
         """Return the state of this worker."""
         return self._workers[worker].state
+
+    def is_held(self, worker: str) -> bool:
+        """Tell whether this worker gets no batches before others are ready, too."""
+        return self._workers[worker].held
 
     @property
     def stopping(self) -> bool:
@@ -327,7 +353,7 @@ class Supervisor:
             is_new = all(worker.number > start for worker in workers)
             if role not in self._unwanted and not asked.is_about(role) and not _is_given_up(workers):
                 unchanged.append(role)
-            elif role not in self._unwanted and is_new and any(one.ready_at is not None for one in workers):
+            elif role not in self._unwanted and is_new and any(map(_serves, workers)):
                 replaced.append(role)
             elif (why := self._late_word(role, workers, late, now)) is not None:
                 found.starting[role] = why
@@ -357,6 +383,8 @@ class Supervisor:
             return f"{own.name} is not ready after {now - own.started_at:.0f} s; end it to try again"
         if late and role in self._unwanted:
             return f"it ends after {late[0].name} is ready or has ended"
+        if late and (held := next((one for one in workers if one.held), None)) is not None:
+            return f"{held.name} gets requests after {late[0].name} is ready or has ended"
         if late and len(workers) == 1 and workers[0].replace_soon:
             return f"it is replaced after {late[0].name} is ready or has ended"
         return None
@@ -405,30 +433,117 @@ class Supervisor:
         self._may_be_empty = self._may_be_empty or asked.roles is not None
         self._start_s = asked.start_s
         self._unwanted = {worker.role for worker in self._workers.values()}.difference(wanted)
+        self._replacements.at_once = asked.at_once
+        self._moving = self._roles_to_move(asked, wanted)
         actions: list[Action] = []
-        for worker in self._workers.values():
+        for worker in [*self._workers.values()]:
             if worker.role in self._unwanted:
                 continue
             if worker.state is ProcessState.GIVEN_UP:
                 worker.crashes.clear()
+                worker.spare = True
                 actions.append(self._start(worker, now))
             elif asked.is_about(worker.role):
                 actions += self._renew(worker)
         there = {worker.role for worker in self._workers.values()}
         for role in wanted:
             if role not in there:
-                new = self._workers[role] = WorkerRecord(role, role, ready_by=self._ready_by(now))
+                new = self._workers[role] = WorkerRecord(role, role, ready_by=self._ready_by(now), spare=True)
                 actions.append(self._start(new, now))
         return actions
 
+    def _roles_to_move(self, asked: RestartRequested, wanted: Iterable[str]) -> set[str]:
+        """Return the roles that move together: of this request, and those of an earlier one that are still held."""
+        given_up = {one.role for one in self._workers.values() if one.state is ProcessState.GIVEN_UP}
+        held = {one.role for one in self._workers.values() if one.held}
+        return {
+            role
+            for role in wanted
+            if (asked.at_once if asked.is_about(role) or role in given_up else role in held)
+        }
+
     def _renew(self, worker: WorkerRecord) -> list[Action]:
         """Queue a process for replacement. One that starts beside others is ended instead: it has read what was before."""
-        beside = worker.ready_by is not None or self._replacements.predecessor(worker) is not None
-        if worker.state is ProcessState.RUNNING and worker.ready_at is None and beside:
-            worker.state, worker.wake_at, worker.outdated = ProcessState.STOPPING, None, True
-            return [KillWorker(worker=worker.name, why="a newer reload replaces it")]
+        old = self._replacements.predecessor(worker)
+        beside = worker.held or (worker.ready_at is None and (worker.ready_by is not None or old is not None))
+        if worker.state is ProcessState.RUNNING and beside:
+            worker.outdated = True
+            return self._end(worker, "a newer reload replaces it")
+        if worker.state is ProcessState.WAITING and old is not None:
+            self._drop(worker, old)
+        elif worker.doomed is not None:  # it is killed already
+            worker.doomed, worker.outdated = None, True
         self._replacements.demand(worker)
         return []
+
+    def _end(self, worker: WorkerRecord, why: str) -> list[Action]:
+        """Kill a process that has nothing to finish."""
+        worker.state, worker.wake_at = ProcessState.STOPPING, None
+        return [KillWorker(worker=worker.name, why=why)]
+
+    def _drop(self, new: WorkerRecord, old: WorkerRecord) -> None:
+        """Forget a successor without a process. Its predecessor, which is still in the queue, gets another one."""
+        del self._workers[new.name]
+        old.successor = None
+
+    # ---------------------------------------------------------------- moves
+
+    def _move(self, now: float) -> list[Action]:
+        """Let the traffic move to the held processes, once each is ready, or is known not to come up."""
+        moving = [one for one in self._workers.values() if one.role in self._moving - self._unwanted]
+        if not self._moving or not all(map(_may_move, moving)):
+            return []
+        self._moving = set()
+        return self._let_in([worker for worker in moving if worker.held], now)
+
+    def _let_in(self, held: Sequence[WorkerRecord], now: float) -> list[Action]:
+        """Let held processes get batches, and those that they replace finish."""
+        serve = tuple(worker.name for worker in held if worker.state is ProcessState.RUNNING)
+        for worker in held:
+            worker.held = False
+        actions: list[Action] = [MoveTraffic(workers=serve)] if serve else []
+        return actions + [action for worker in held for action in self._succeed(worker, now)]
+
+    def _succeed(self, new: WorkerRecord, now: float) -> list[Action]:
+        """Let the process finish that this one replaces, if there is one."""
+        new.spare = False
+        old = self._replacements.predecessor(new)
+        return [] if old is None else self._stop(old, now + self._policy.drain_s)
+
+    def _call_off(self, role: str, reason: str, now: float) -> list[Action]:
+        """Let nothing move, since a process of this role does not come up: all old ones go on."""
+        moving, self._moving = self._moving, set()
+        why = f"nothing moves, since {role} cannot be replaced: {reason}"
+        actions: list[Action] = []
+        for worker in [one for one in self._workers.values() if one.role in moving]:
+            old = self._replacements.predecessor(worker)
+            if worker.held and (worker.spare or old is not None):
+                actions += self._abandon(worker, why, now)
+            elif worker.held:  # the old one has died meanwhile
+                actions += self._let_in([worker], now)
+            elif worker.successor is None and worker.replace_soon:
+                actions += self._keep(worker, why)
+        return actions
+
+    def _abandon(self, worker: WorkerRecord, why: str, now: float) -> list[Action]:
+        """Start a held process no more, and end it."""
+        match worker.state:
+            case ProcessState.RUNNING:
+                worker.doomed = why
+                return self._end(worker, why)
+            case ProcessState.STOPPING:
+                worker.doomed, worker.outdated = why, False
+                return []
+            case ProcessState.WAITING:
+                return self._give_up(worker, why, now, configuration=False)
+            case _:
+                return []
+
+    def _keep(self, old: WorkerRecord, reason: str) -> list[Action]:
+        """Let a process go on, although it was to be replaced."""
+        self._replacements.forget(old)
+        old.successor, old.irreplaceable = None, reason
+        return [KeepWorker(worker=old.name, reason=reason)]
 
     def _ready_by(self, now: float) -> float | None:
         return None if self._start_s is None else now + self._start_s
@@ -436,10 +551,11 @@ class Supervisor:
     def _is_settled(self) -> bool:
         """Tell whether a wanted role serves, and no other is about to start or to be replaced."""
         wanted = [worker for worker in self._workers.values() if worker.role not in self._unwanted]
-        serve = [worker for worker in wanted if worker.ready_at is not None]
-        others = [worker for worker in wanted if worker.ready_at is None]
+        serve = [worker for worker in wanted if _serves(worker)]
+        others = [worker for worker in wanted if not _serves(worker)]
         at_rest = all(worker.state is ProcessState.GIVEN_UP for worker in others)
-        return at_rest and not any(worker.replace_soon for worker in serve) and bool(serve or not wanted)
+        waits = any(one.replace_soon and one.state is not ProcessState.STOPPING for one in serve)
+        return at_rest and not waits and bool(serve or not wanted)
 
     def _dismiss(self, worker: WorkerRecord, now: float) -> list[Action]:
         """Let a worker finish whose role is wanted no more, and forget one without a process."""
@@ -461,6 +577,9 @@ class Supervisor:
     def _start(self, worker: WorkerRecord, now: float) -> StartWorker:
         worker.state, worker.wake_at = ProcessState.RUNNING, None
         worker.started_at, worker.ready_at = now, None
+        worker.held = worker.role in self._moving
+        if worker.held and worker.ready_by is None:
+            worker.ready_by = self._ready_by(now)
         worker.starts += 1
         self._starts += 1
         worker.number = self._starts
@@ -470,8 +589,7 @@ class Supervisor:
         worker.ready_by = None
         if worker.ready_at is None:
             worker.ready_at = now
-        old = self._replacements.predecessor(worker)
-        return [] if old is None else self._stop(old, now + self._policy.drain_s)
+        return [] if worker.held else self._succeed(worker, now)
 
     def _exited(self, worker: WorkerRecord, exit_: WorkerExited, now: float, jitter: float) -> list[Action]:
         if worker.state not in (ProcessState.RUNNING, ProcessState.STOPPING):
@@ -481,11 +599,14 @@ class Supervisor:
             worker.state = ProcessState.STOPPED
             return []
         worker.last_said = exit_.said
-        if worker.overdue:
-            return self._give_up(worker, self._too_late(exit_.said), configuration=False)
+        if worker.doomed is not None:
+            return self._give_up(worker, _with(worker.doomed, exit_.said), now, configuration=False)
         if worker.outdated:
             worker.outdated, worker.ready_by = False, self._ready_by(now)
-            return [self._start(worker, now)]
+            if (old := self._replacements.predecessor(worker)) is None:
+                return [self._start(worker, now)]
+            self._drop(worker, old)
+            return []
         read_before = worker.replace_soon and worker.ready_at is None
         self._replacements.forget(worker)
         if worker.role in self._unwanted:
@@ -493,7 +614,10 @@ class Supervisor:
             return []
         if worker.successor is not None:
             # It was asked to end, or crashed before that; either way its successor runs, now with all the time it needs.
-            worker.successor.ready_by = None
+            new = worker.successor
+            new.ready_by = new.ready_by if new.held else None
+            if new.doomed is not None:
+                new.doomed, new.outdated = None, True
             del self._workers[worker.name]
             return []
         if read_before and exit_.status in (EXIT_CONFIGURATION, EXIT_UNUSABLE):
@@ -502,14 +626,14 @@ class Supervisor:
             return []
         if exit_.status == EXIT_CONFIGURATION:
             reason = f"its configuration cannot be used{exit_.said and ': '}{exit_.said}"
-            return self._give_up(worker, reason, configuration=True)
+            return self._give_up(worker, reason, now, configuration=True)
         if exit_.status == EXIT_UNUSABLE:
             if worker.ready_at is None:
                 reason = (
                     "the server refused it: a model's files were replaced, or its engine was (SIGHUP serves the new "
                     "ones), or the program was (restart the server)"
                 )
-                return self._give_up(worker, reason, configuration=False)
+                return self._give_up(worker, reason, now, configuration=False)
             # It has served before, so files or the engine were replaced since. Its next process has the new ones.
             self._wait(worker, 1, self._policy.backoff_max_s, now, jitter)
             return []
@@ -535,7 +659,7 @@ class Supervisor:
                 f"it ended {len(worker.crashes)} times within {policy.window_s:g} s, at last {_how(exit_.status)}"
                 f"{exit_.said and ': '}{exit_.said}"
             )
-            return self._give_up(worker, reason, configuration=False)
+            return self._give_up(worker, reason, now, configuration=False)
         self._wait(worker, len(worker.crashes), policy.backoff_max_s, now, jitter)
         return []
 
@@ -546,22 +670,21 @@ class Supervisor:
         worker.state = ProcessState.WAITING
         worker.wake_at = now + min(backoff_s, limit_s) * (1.0 + policy.jitter * jitter)
 
-    def _give_up(self, worker: WorkerRecord, reason: str, *, configuration: bool) -> list[Action]:
+    def _give_up(self, worker: WorkerRecord, reason: str, now: float, *, configuration: bool) -> list[Action]:
         old = self._replacements.predecessor(worker)
         if old is not None and old.state is ProcessState.RUNNING:
             # The old process goes on, even one that is too large: that is better than none.
             del self._workers[worker.name]
-            self._replacements.forget(old)
-            old.successor, old.irreplaceable = None, reason
-            return [KeepWorker(worker=old.name, reason=reason)]
-        worker.state, worker.given_up, worker.overdue = ProcessState.GIVEN_UP, reason, False
-        worker.ready_by = None
+            actions = self._keep(old, reason)
+            return actions + (self._call_off(old.role, reason, now) if old.role in self._moving else [])
+        worker.state, worker.given_up, worker.doomed = ProcessState.GIVEN_UP, reason, None
+        worker.ready_by, worker.held = None, False
         return [GiveUp(worker=worker.name, reason=reason, configuration=configuration)]
 
     def _leave(self, worker: WorkerRecord, now: float) -> list[Action]:
-        if worker.state is ProcessState.RUNNING and worker.ready_at is not None:
+        if worker.state is ProcessState.RUNNING and _serves(worker):
             return [TellToLeave(worker=worker.name)]
-        return self._stop(worker, now + self._policy.drain_s)  # one that starts has nothing to finish
+        return self._stop(worker, now + self._policy.drain_s)  # one that never served has nothing to finish
 
     def _stop(self, worker: WorkerRecord, kill_at: float) -> list[Action]:
         match worker.state:
@@ -584,24 +707,41 @@ class Supervisor:
             worker.state, worker.wake_at = ProcessState.STOPPED, None
         return [KillWorker(worker=worker.name)] if running else []
 
-    def _too_late(self, said: str) -> str:
-        return f"it was not ready within {self._start_s or 0.0:g} s (server.reload_s){said and ': '}{said}"
+    def _too_late(self) -> str:
+        return f"it was not ready within {self._start_s or 0.0:g} s (server.reload_s)"
 
     def _wake(self, worker: WorkerRecord, now: float) -> list[Action]:
         if worker.ready_by is not None and worker.ready_by <= now:
             worker.ready_by = None
             if worker.state is ProcessState.RUNNING:
-                worker.overdue = True
-                worker.state, worker.wake_at = ProcessState.STOPPING, None
-                return [KillWorker(worker=worker.name, why="it was not ready in time")]
+                worker.doomed = self._too_late()
+                return self._end(worker, "it was not ready in time")
             if worker.state is ProcessState.WAITING:
                 worker.wake_at = None
-                return self._give_up(worker, self._too_late(worker.last_said), configuration=False)
+                return self._give_up(
+                    worker, _with(self._too_late(), worker.last_said), now, configuration=False
+                )
         if worker.wake_at is None or worker.wake_at > now:
             return []
         if worker.state is ProcessState.WAITING:
             return [self._start(worker, now)]
         return self._kill(worker)
+
+
+def _serves(worker: WorkerRecord) -> bool:
+    """Tell whether its process is ready, and gets batches."""
+    return worker.ready_at is not None and not worker.held
+
+
+def _may_move(worker: WorkerRecord) -> bool:
+    """Tell whether no move has to wait for this process: it is held and ready, or is replaced, ends, or was given up."""
+    if worker.held:
+        return worker.state is ProcessState.RUNNING and worker.ready_at is not None
+    return worker.successor is not None or worker.state in (ProcessState.STOPPING, ProcessState.GIVEN_UP)
+
+
+def _with(reason: str, said: str) -> str:
+    return f"{reason}{said and ': '}{said}"
 
 
 def _is_given_up(workers: Sequence[WorkerRecord]) -> bool:

@@ -37,6 +37,7 @@ from shapestream_workers.supervisor.core import (
     KeepWorker,
     KillWorker,
     LeaveRequested,
+    MoveTraffic,
     ReplacementWanted,
     Restarted,
     RestartRequested,
@@ -115,6 +116,7 @@ class SupervisedProcesses:
         given_up: Callable[[str, str], None] = lambda role, reason: None,
         revived: Callable[[str], None] = lambda role: None,
         all_ready: Callable[[], None] = lambda: None,
+        moved: Callable[[], None] = lambda: None,
         finished: Callable[[str], Awaitable[None]] = _at_once,
     ) -> None:
         """Call `ended` for each end of a process. `kind` is what logs call them. They inherit `descriptors`.
@@ -122,8 +124,9 @@ class SupervisedProcesses:
         `spare`: roles without which the others go on, even if their configuration never could be used.
 
         `given_up` is called with each role that is not started again, and the reason; `revived` with a role that was given
-        up and is started again on request; `all_ready` whenever every role has a ready process again. `finished` returns
-        when a process that others have replaced, by its name at the server, may be asked to end.
+        up and is started again on request; `all_ready` whenever every role has a ready process again; `moved` when processes
+        are held no more (`holds`). `finished` returns when a process that others have replaced, by its name at the server,
+        may be asked to end.
         """
         self._commands = dict(commands)
         self._kind = kind
@@ -140,6 +143,7 @@ class SupervisedProcesses:
         self._sound: set[str] = set()
         """Roles of which a process has been ready once, so their configuration can be used."""
         self._told_all_ready = all_ready
+        self._told_moved = moved
         self._presences = WorkerPresences(commands)
         self._changed = trio.Event()
         self._over = False
@@ -165,12 +169,15 @@ class SupervisedProcesses:
         """The presence of each configured worker, by role."""
         return self._presences.by_worker
 
-    def memory_bytes(self) -> dict[str, int]:
-        """Return the resident bytes by role: the sum over its processes, 0 for a process that has just ended."""
+    def memory_bytes(self, bytes_of: Callable[[int], int] = resident_bytes_of) -> dict[str, int]:
+        """Return the resident bytes by role: the sum over its processes, 0 for a process that has just ended.
+
+        `bytes_of`: of the process with this id.
+        """
         found = dict.fromkeys(self._commands, 0)
         for worker in self._running.values():
             if worker.role in found:  # else it ends, since its role was removed
-                found[worker.role] += resident_bytes_of(worker.process.pid)
+                found[worker.role] += bytes_of(worker.process.pid)
         return found
 
     def start_seconds(self) -> Mapping[str, float]:
@@ -204,6 +211,25 @@ class SupervisedProcesses:
         """Tell whether the worker that registered under this name is one of these processes and has not ended."""
         return self._registered_as(worker) is not None
 
+    def holds(self, worker: str) -> bool:
+        """Tell whether the process that registered under this name gets no batches yet."""
+        found = self._registered_as(worker)
+        return found is not None and self._supervisor.is_held(found.name)
+
+    def leaves(self, worker: str) -> bool:
+        """Tell whether the process that registered under this name was asked to finish."""
+        found = self._registered_as(worker)
+        return found is not None and self._supervisor.state_of(found.name) is ProcessState.STOPPING
+
+    def greeted(self, worker: str) -> None:
+        """Note, in a task of its own, that all slots of the process that registered under this name have greeted."""
+        if (found := self._registered_as(worker)) is not None:
+            self._nursery.start_soon(self._note_greeted, found)
+
+    async def _note_greeted(self, worker: _RunningWorker) -> None:
+        if worker.name in self._running:
+            self._note_ready(worker)
+
     def _registered_as(self, name: str) -> _RunningWorker | None:
         return next((worker for worker in self._running.values() if worker.registered == name), None)
 
@@ -222,8 +248,9 @@ class SupervisedProcesses:
         fresh: frozenset[str] | None = None,
         *,
         start_s: float | None = None,
+        at_once: bool = False,
     ) -> Restarted | None:
-        """Replace processes, one after the other. Each goes on until its successor is ready.
+        """Replace processes, one after the other. Each goes on until its successor is ready, or with `at_once` all are.
 
         `commands`: of all that are wanted from now on; None: as before. `fresh`: which of them are new, or are to be
         replaced; None: all. Each has `start_s` seconds to be ready (`RestartRequested`). Workers that were given up are
@@ -239,7 +266,7 @@ class SupervisedProcesses:
                 self._presences.remove(role)
             self._commands = dict(commands)
         wanted = None if commands is None else tuple(commands)
-        asked = RestartRequested(fresh=fresh, roles=wanted, start_s=start_s)
+        asked = RestartRequested(fresh=fresh, roles=wanted, start_s=start_s, at_once=at_once)
         self._handle(asked)
         while True:
             now = trio.current_time()
@@ -290,6 +317,9 @@ class SupervisedProcesses:
                     if revived:
                         self._told_revived(role)
                     self._nursery.start_soon(self._live, name, role)
+                case MoveTraffic(workers=names):
+                    log.info("traffic moves", to=list(names))
+                    self._told_moved()
                 case TellToLeave(worker=name):
                     if name in self._running:
                         self._running[name].process.send_signal(LEAVE)
@@ -399,7 +429,8 @@ class SupervisedProcesses:
             received = received[:MAX_LINE_BYTES]
             for line in lines:
                 if line + b"\n" == READY_LINE:
-                    self._note_ready(worker)
+                    if not self._supervisor.is_held(worker.name):  # else its slots must have greeted
+                        self._note_ready(worker)
                 elif line + b"\n" == REPLACE_LINE:
                     self._handle(ReplacementWanted(worker=worker.name))
                 elif line.startswith(PROBLEM_LINE):

@@ -82,21 +82,26 @@ class WorkerRecord:
     """A replacement was requested, so `replace_after_starts` does not apply."""
     ready_by: float | None = None
     """Time by which it must be ready; None if there is none, or once it was."""
-    overdue: bool = False
-    """Its process was killed because it was not ready in time."""
+    doomed: str | None = None
+    """The reason for which its process was killed, and is not started again; None for any other process."""
     outdated: bool = False
     """Its process was ended, since a newer restart replaces it."""
+    held: bool = False
+    """It gets no batches before the others of its move are ready."""
+    spare: bool = False
+    """No process of its role served when it was asked for, so the others do without it."""
     last_said: str = ""
     """The reason that its last process gave for its end; empty if it gave none."""
 
 
 class Replacements:
-    """The queue of processes to replace. At most one of them has a successor."""
+    """The queue of processes to replace. One at a time has a successor, or all that were demanded, `at_once`."""
 
     def __init__(self, policy: RestartPolicy) -> None:
         self._policy = policy
         self._wanting: list[WorkerRecord] = []
         self._numbers = count(1)
+        self.at_once = False
 
     def want(self, old: WorkerRecord) -> None:
         """Queue a process for replacement, unless it is queued already."""
@@ -105,7 +110,7 @@ class Replacements:
 
     def demand(self, old: WorkerRecord) -> None:
         """Queue a process for replacement as soon as it is ready, even if its replacement was given up before."""
-        if old.state is ProcessState.RUNNING and old.successor is None:
+        if old.state is ProcessState.RUNNING:
             old.irreplaceable, old.replace_soon = None, True
             self.want(old)
 
@@ -138,8 +143,12 @@ class Replacements:
         return next((old for old in self._wanting if old.successor is new), None)
 
     def _free(self) -> list[WorkerRecord]:
-        """Return the processes that may be replaced now; none while one has a successor."""
-        return [] if any(old.successor is not None for old in self._wanting) else self._wanting
+        """Return the processes that may be replaced now; none while the process of an earlier request ends."""
+        successors = [old.successor for old in self._wanting if old.successor is not None]
+        if self.at_once and not any(new.outdated for new in successors):
+            free = [old for old in self._wanting if old.successor is None and old not in successors]
+            return [old for old in free if old.replace_soon or not successors]
+        return [] if successors else self._wanting
 
     def _earliest(self, old: WorkerRecord) -> float | None:
         """Return the earliest time to replace a process; None before it is ready."""
