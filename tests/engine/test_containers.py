@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shapestream_engine.machine import Allowance, allowed_cpus, allowed_memory
+from shapestream_engine.machine import Allowance, allowed_cpus, allowed_memory, free_memory
 
 V2, V1 = "0::{}\n", "4:memory:{0}\n3:cpu,cpuacct:{0}\n2:name=systemd:/\n"
 GIB = 1 << 30
@@ -101,6 +101,41 @@ def test_a_limit_of_memory_counts(
 ) -> None:
     """The least of the groups above; v1 says by a number beyond any machine that there is none."""
     assert expected == allowed_memory(tree(tmp_path, group, files))
+
+
+@pytest.mark.parametrize(
+    ("group", "files", "expected"),
+    [
+        (V2.format("/"), {"memory.max": "max\n", "memory.current": f"{GIB}\n"}, Allowance(6 * GIB, "machine")),
+        (V2.format("/"), {"memory.max": f"{64 * GIB}\n", "memory.current": f"{GIB}\n"}, Allowance(6 * GIB, "machine")),
+        (
+            V2.format("/a"),
+            {
+                "a/memory.max": f"{4 * GIB}\n",
+                "a/memory.current": f"{3 * GIB}\n",
+                "a/memory.stat": f"anon 5\ninactive_file {GIB}\n",
+            },
+            Allowance(2 * GIB, "memory limit"),
+        ),
+        (
+            V1.format("/"),
+            {
+                "memory/memory.limit_in_bytes": f"{4 * GIB}\n",
+                "memory/memory.usage_in_bytes": f"{3 * GIB}\n",
+                "memory/memory.stat": f"inactive_file 7\ntotal_inactive_file {GIB}\n",
+            },
+            Allowance(2 * GIB, "memory limit"),
+        ),
+        (V2.format("/"), {"memory.max": f"{GIB}\n", "memory.current": f"{2 * GIB}\n"}, Allowance(0, "memory limit")),
+    ],
+)  # fmt: skip
+def test_what_is_free_is_what_the_system_calls_so_or_what_a_limit_leaves(
+    tmp_path: Path, group: str, files: dict[str, str], expected: Allowance
+) -> None:
+    """Files in the cache are no use of memory."""
+    root = tree(tmp_path, group, files)
+    (root / "proc/meminfo").write_text(f"MemTotal: {256 * GIB >> 10} kB\nMemAvailable:  {6 * GIB >> 10} kB\n")
+    assert expected == free_memory(root)
 
 
 @pytest.fixture

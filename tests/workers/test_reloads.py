@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
 
 from shapestream.settings import Settings, load_settings
 from shapestream_workers.reload import lines_of
-from shapestream_workers.reloads import Changes, Reload, ReloadState, changes_between
+from shapestream_workers.reloads import Changes, Reload, ReloadRequest, Reloads, ReloadState, changes_between
+from shapestream_workers.roles import Roles, roles_of
 from shapestream_workers.supervisor.core import Restarted
 
 MODEL = """\
@@ -62,7 +67,7 @@ def test_what_the_server_reads_at_its_start_needs_a_restart(tmp_path: Path) -> N
     before = settings(tmp_path, model("a"), model("gone"), more="in_process: {slots: 1}\n")
     now = settings(
         tmp_path, model("a", "    trust: true\n"), model("new"),
-        more="in_process: {slots: 2, memory_limit: 4GiB}\nserver: {heartbeat_s: 0.5, grace_s: 3, reload_s: 9}\n"
+        more="in_process: {slots: 2, memory_limit: 4GiB}\nserver: {heartbeat_s: 0.5, grace_s: 3, reload_s: 9, surge: all}\n"
         "logging: {level: debug}\n",
     )  # fmt: skip
     needed = ["server.heartbeat_s", "server.grace_s", "in_process.memory_limit"]
@@ -82,3 +87,67 @@ def test_the_lines_of_a_reload_name_a_worker_that_does_not_come_up() -> None:
         "worker w0 is not replaced yet: w0+1 is not ready after 120 s; end it to try again",
         "not done everywhere after 120.0 s",
     ] == list(lines_of(reload.to_dict()))
+
+
+class _Server:
+    """What a reload that is refused tells its server."""
+
+    def __init__(self) -> None:
+        self.ended = trio.Event()
+
+    def count_reloads(self, results: Any) -> None:
+        """None has ended."""
+
+    def reload_ended(self, *_: Any, **__: Any) -> None:
+        """One has."""
+        self.ended.set()
+
+
+class _Huge:
+    """Workers that no machine has memory for another time."""
+
+    def __init__(self) -> None:
+        self.presences: dict[str, Any] = {}
+
+    def memory_bytes(self, _: Any) -> dict[str, int]:
+        """By role."""
+        return {"w0": 1 << 50, "w1": 3 << 50}
+
+    def start_seconds(self) -> dict[str, float]:
+        """By role."""
+        return {"w0": 4.0, "w1": 2.0}
+
+
+def test_a_reload_of_all_at_once_that_does_not_fit_is_refused_before_it_begins(tmp_path: Path) -> None:
+    """It says what it needs, what is free, and what it would need one after the other."""
+    path = tmp_path / "x.yaml"
+    path.write_text("server: {surge: all}\nmodels:\n" + model("a") + WORKERS)
+    loaded, roles = load_settings(path), Roles()
+    roles.follow([*roles_of(loaded.settings, 2, {})])
+
+    async def main() -> Reload:
+        server: Any = _Server()
+        reloads = Reloads(
+            loaded, server, digests={}, own=None, roles=roles, workers=lambda: _Huge(),  # type: ignore[arg-type, return-value]  # enough
+            gateways=None, gateway_ports=None, expect=pytest.fail, settled=pytest.fail,
+        )  # fmt: skip
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reloads.run)
+            reload = reloads.ask(ReloadRequest.ALL)
+            await server.ended.wait()
+            nursery.cancel_scope.cancel()
+        return reload
+
+    reload = trio.run(main)
+    assert reload.needs is not None
+    assert (ReloadState.REFUSED, 4 << 50, 4.0) == (
+        reload.state,
+        reload.needs.memory_bytes,
+        reload.needs.seconds,
+    )
+    why, needs, end = lines_of(reload.to_dict())
+    assert "x.yaml:1:" in why
+    assert "the new processes need about 4194304.0 GiB of memory beside the old ones, and " in why
+    assert "one after the other they need 3145728.0 GiB (surge: rolling)" in why
+    assert needs.startswith("it would take about 4 s, and 4194304.0 GiB of memory in addition meanwhile; ")
+    assert "refused: the server goes on unchanged" == end
