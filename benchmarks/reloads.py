@@ -300,10 +300,14 @@ def _of_deadlines(clients: Clients, controls: Periods, reloads: Periods) -> Repo
     return report
 
 
-def pss_kb(pid: int) -> float:
-    """The proportional set size of a process, in KiB."""
-    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    return float(re.search(r"^Pss: +(\d+)", text, re.M)[1])  # type: ignore[index]  # each has it
+MEMORY = ("Pss", "Pss_Anon")
+"""Lines of `smaps_rollup`: the proportional set size, and its anonymous part, which other programs do not move."""
+
+
+def memory_kb(pid: int) -> list[float]:
+    """Return these of a process, in KiB."""
+    told = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return [float(re.search(rf"^{line}: +(\d+)", told, re.M)[1]) for line in MEMORY]  # type: ignore[index]  # each has it
 
 
 def slopes(folder: Path, *, reloads: int) -> Iterator[Report]:
@@ -312,7 +316,8 @@ def slopes(folder: Path, *, reloads: int) -> Iterator[Report]:
     Also the kilobytes of the heap that a lone request touches, before and after.
     """
     report = Report(
-        title=f"Memory over {reloads} reloads", columns=("process", "by reload", "without", "growth")
+        title=f"Memory over {reloads} reloads, KiB by reload",
+        columns=("process", "with reloads", "without", "growth", "anonymous"),
     )
     with (
         without_huge_pages(),
@@ -325,27 +330,29 @@ def slopes(folder: Path, *, reloads: int) -> Iterator[Report]:
         row = {"x": np.ones((1, 8), np.float32)}
         way = Way(name="", child=running.child, ask=lambda: _ask(client, row), huge=False)
         before = [_pages_kb(way) for _ in range(PAGE_COUNTS)]
-        found: dict[str, dict[str, list[float]]] = {}
-        took_s = 0.0
-        for mode in ("by reload", "without"):
-            samples = found[mode] = {name: [] for name in pids}
-            for number in range(reloads):
-                began = time.monotonic()
-                if mode == "by reload":
-                    running.reload(SLOPED[number % len(SLOPED)])
-                    took_s += (time.monotonic() - began) / reloads
-                else:
-                    time.sleep(took_s / 4)
-                for name, pid in pids.items():
-                    samples[name].append(pss_kb(pid))
-            if mode == "by reload":
-                after = [_pages_kb(way) for _ in range(PAGE_COUNTS)]
+        began = time.monotonic()
+        samples = _sampled(pids, reloads, lambda number: running.reload(SLOPED[number % len(SLOPED)]))
+        pause_s = (time.monotonic() - began) / reloads / 4
+        after = [_pages_kb(way) for _ in range(PAGE_COUNTS)]
+        still = _sampled(pids, reloads, lambda _: time.sleep(pause_s))
         for name in pids:
-            grown = [_slope(found[mode][name][reloads // 4 :]) for mode in ("by reload", "without")]
-            texts = [f"{one:.1f} KiB" for one in grown]
-            report.rows.append((name, *texts, Figure(grown[0] - grown[1], "", at_most=AIM_SLOPE_KB)))
+            grown, alone = (_slopes(found[name][reloads // 4 :]) for found in (samples, still))
+            growth = [
+                Figure(one - other, "", at_most=AIM_SLOPE_KB) for one, other in zip(grown, alone, strict=True)
+            ]
+            report.rows.append((name, f"{grown[0]:.1f}", f"{alone[0]:.1f}", *growth))
     yield report
     yield _of_pages(before, after)
+
+
+def _sampled(pids: dict[str, int], times: int, do: Callable[[int], None]) -> dict[str, list[list[float]]]:
+    """Do this so often, and return the memory of each process after each time."""
+    samples: dict[str, list[list[float]]] = {name: [] for name in pids}
+    for number in range(times):
+        do(number)
+        for name, pid in pids.items():
+            samples[name].append(memory_kb(pid))
+    return samples
 
 
 def _ask(client: blocking.Client, row: dict[str, Any]) -> None:
@@ -370,8 +377,8 @@ def _of_pages(before: Sequence[float], after: Sequence[float]) -> Report:
     return report
 
 
-def _slope(values: Sequence[float]) -> float:
-    return float(np.polyfit(np.arange(len(values)), values, 1)[0])
+def _slopes(samples: Sequence[Sequence[float]]) -> list[float]:
+    return [float(one) for one in np.polyfit(np.arange(len(samples)), np.array(samples), 1)[0]]
 
 
 def main(
