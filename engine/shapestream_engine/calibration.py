@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -70,6 +71,16 @@ HANG_S = 30.0
 """Seconds after which a call counts as hanging and ends the calibration."""
 
 
+class CostSource(StrEnum):
+    """The origin of a table."""
+
+    MEASURED = "measured"
+    KEPT = "cache"
+    """An earlier measurement of the same."""
+    PREDECESSOR = "predecessor"
+    """The costs of the process that this one replaces."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """The result of one calibration: a cost table and how it was made."""
@@ -79,9 +90,14 @@ class Calibration:
     """Reasons why some points were not measured, as text."""
     seconds: float = 0.0
     """Duration of the calibration in seconds."""
-    from_cache: bool = False
+    source: CostSource = CostSource.MEASURED
     is_complete: bool = True
     """False: time ran out before the coarse grid was measured. Such a table is not kept."""
+
+    @property
+    def from_cache(self) -> bool:
+        """Whether an earlier start has measured the table."""
+        return self.source is CostSource.KEPT
 
 
 def calibrate(
@@ -94,24 +110,30 @@ def calibrate(
     key: str,
     cache: CostCache | None = None,
     alone: Callable[[], AbstractContextManager[None]] = nullcontext,
+    predecessor: CostTable | None = None,
 ) -> Calibration:
     """Measure the costs of a model for up to `budget_s` seconds plus the last call, or read them from the cache.
 
     `slots` calls run at the same time. `values` describe realistic inputs; other inputs get defaults by element type.
     `key` identifies model, device, settings and versions. First times are meaningful only in a fresh process, in which no
-    shape has run. With a budget of 0 the table is empty. `alone` is entered to measure, not to read.
+    shape has run. With a budget of 0 the table is empty. `alone` is entered to measure, not to read. `predecessor`: costs to
+    begin with instead of a measurement; they are not kept, so a start without them measures.
     """
     empty = CostTable(key=key, dimensions=model.signature.dimensions)
     if budget_s <= 0.0:
         return Calibration(table=empty)
     measured = partial(_measured, model, empty, slots, max_batch, budget_s, values)
     if cache is None:
+        if predecessor is not None:
+            return _taken_over(predecessor, empty)
         with alone():
             return measured()
     with cache.entry(key) as entry:
         known = entry.read()
         if known is not None and known.key == key and known.dimensions == empty.dimensions:
-            return Calibration(table=known, from_cache=True)
+            return Calibration(table=known, source=CostSource.KEPT)
+        if predecessor is not None:
+            return _taken_over(predecessor, empty)
         if not entry.begin():
             return Calibration(table=empty, findings=("the process ended each time that it was measured",))
         try:
@@ -122,6 +144,10 @@ def calibrate(
         if found.table.points and found.is_complete:
             entry.write(found.table)
         return found
+
+
+def _taken_over(predecessor: CostTable, empty: CostTable) -> Calibration:
+    return Calibration(table=replace(empty, points=predecessor.points), source=CostSource.PREDECESSOR)
 
 
 def _measured(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, prod
 from typing import Any, TypeAlias
 
@@ -68,6 +68,22 @@ class CostTable:
     def digest(self) -> str:
         """A digest of the table; another measurement under the same key has another digest."""
         return hashlib.sha256(json.dumps(self.to_dict()).encode()).hexdigest()[:40]
+
+    def corrected(self, learned: LearnedCosts) -> CostTable:
+        """Return the table as traffic has corrected it; preparations take as much more as they were measured to."""
+        known = {point.sizes: point for point in self.points}
+        moved = [
+            CostPoint(
+                sizes=sizes,
+                seconds=seconds,
+                first_seconds=None
+                if (extra := _preparation_s(known.get(sizes))) is None
+                else seconds + extra,
+            )
+            for sizes, seconds in learned.seconds.items()
+        ]
+        points = {**known, **{point.sizes: point for point in moved}}
+        return replace(self, points=tuple([*points.values()][:MAX_POINTS]))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for a file or the wire; `from_dict` makes an equal table of it."""
@@ -163,6 +179,12 @@ class LearnedCosts:
                     raise EngineError("corrections name their table, batches, time and seconds")
         except (TypeError, ValueError, OverflowError) as error:
             raise EngineError(f"corrections that cannot be read: {error}") from error
+
+
+def _preparation_s(point: CostPoint | None) -> float | None:
+    if point is None or point.first_seconds is None:
+        return None
+    return max(0.0, point.first_seconds - point.seconds)
 
 
 def _check_seconds(seconds: float) -> None:

@@ -143,6 +143,33 @@ def test_a_server_begins_with_what_the_last_one_learned(
     assert second.seconds.get(one_row, measured_s) < 0.7 * first.seconds[one_row]
 
 
+def test_a_reload_measures_nothing_beside_load(
+    workplace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was measured before is read, by other threads too; else a process begins with its predecessor's costs."""
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "costs"))
+    (workplace.folder / "pace").write_text(str(CALIBRATED_S))
+    served = workplace.serve(PACED)
+    served.wait_for("workers ready")
+    sources = []
+    for text in (
+        PACED,
+        PACED.replace("threads: 1", "threads: 2"),
+        PACED.replace("trust", "calibration_s: 4, trust"),
+    ):
+        workplace.write(text.replace("calibration_s: 4, ", "calibration_s: 4\n        "))
+        served.send(signal.SIGHUP)
+        reloads = len(sources) + 1
+        assert "ok" == served.wait_for("reload ended", reloads)[-1]["result"]
+        sources.append(served.wait_for("costs measured", 1 + reloads)[-1]["source"])
+    assert ["cache", "predecessor", "predecessor"] == sources
+    assert 1 == len({line["points"] for line in served.events("costs measured")})
+    served.send(signal.SIGTERM)
+    assert 0 == served.wait()
+    again = workplace.serve(workplace.folder / "server.yaml")
+    assert ["measured"] == [line["source"] for line in again.wait_for("costs measured")]
+
+
 HEAVY = """\
     models:
       - name: paced

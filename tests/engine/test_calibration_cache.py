@@ -5,6 +5,7 @@ from __future__ import annotations
 import pwd
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,6 +105,23 @@ def test_a_calibration_that_was_cut_short_is_told_and_not_kept(cache):
     assert any("cut short" in finding for finding in first.findings)
     assert () == second.findings
     assert len(first.table.points) < len(second.table.points)
+
+
+def test_what_a_predecessor_knows_is_not_measured_and_not_kept(cache):
+    """Under the own key, by which traffic corrects it; an own measurement goes first."""
+    known = CostTable(key="old", dimensions=TABLE.dimensions, points=(CostPoint(sizes=(1, 4), seconds=0.5),))
+    calls: list[tuple[int, ...]] = []
+
+    def start(**more: Any) -> Calibration:
+        return calibrate(
+            counting(calls), slots=1, max_batch=None, budget_s=60.0, values={}, key="k", cache=cache, **more
+        )
+
+    found = start(predecessor=known)
+    assert ([], replace(known, key="k"), "predecessor") == (calls, found.table, found.source)
+    own = start()
+    assert calls
+    assert own.table == start(predecessor=known).table
 
 
 def test_a_saved_table_of_other_dimensions_is_not_used(cache):

@@ -28,6 +28,21 @@ def cache(tmp_path: Path) -> CostCache:
     return CostCache(tmp_path / "costs")
 
 
+def test_a_corrected_table_has_what_traffic_learned():
+    """Preparation takes as much more as before; shapes that ran without being measured are points, too."""
+    table = replace(
+        TABLE,
+        points=(CostPoint(sizes=(1, 8), seconds=0.25, first_seconds=1.0), CostPoint(sizes=(4, 8), seconds=1)),
+    )
+    corrected = table.corrected(replace(LEARNED, seconds={(1, 8): 0.5, (2, 8): 0.75}))
+    assert {
+        (1, 8): (0.5, 1.25),
+        (4, 8): (1, None),
+        (2, 8): (0.75, None),
+    } == {point.sizes: (point.seconds, point.first_seconds) for point in corrected.points}
+    assert table.key == corrected.key
+
+
 @given(
     st.dictionaries(st.tuples(st.integers(0, 1 << 26), st.integers(0, 1 << 26)), SECONDS, max_size=5),
     st.dictionaries(SECONDS, SECONDS, max_size=2),

@@ -23,6 +23,7 @@ import structlog
 import trio
 
 from shapestream.errors import ConfigurationError
+from shapestream.known_costs import private_folder, write_known_costs
 from shapestream.loading.process_slots import own_slots
 from shapestream.loading.sources import digests_of, sources_of
 from shapestream.serving.server import Server
@@ -319,6 +320,7 @@ class Reloads:
                     reload = self._waiting.popleft()
                     if (fresh := await self._read(reload)) is not None:
                         await self._replace_own(reload, fresh)
+                        await self._tell_costs()
                         nursery.start_soon(self._replace, reload, self._workers(), fresh)
 
     async def _read(self, reload: Reload) -> _Fresh | None:
@@ -491,6 +493,7 @@ class Reloads:
                     settings.models,
                     settings.in_process,
                     allowed_cpus(),
+                    self._server.known_costs(),
                     abandon_on_cancel=True,
                 )
         except (ConfigurationError, trio.TooSlowError) as error:
@@ -506,6 +509,11 @@ class Reloads:
         drop_what_is_gone()
         self._own = own
         reload.restarted = replace(NOTHING_RESTARTED, replaced=(OWN,))
+
+    async def _tell_costs(self) -> None:
+        """Write the costs that are known for the workers that start from now on."""
+        for folder in filter(None, map(private_folder, self._server.worker_addresses[:1])):
+            await trio.to_thread.run_sync(write_known_costs, folder, self._server.known_costs())
 
     def _expect_own(self, settings: Settings, *, same: bool) -> None:
         """Tell the server which models this process serves from now on; `same`: with the signatures that they had."""

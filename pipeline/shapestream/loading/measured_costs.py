@@ -1,4 +1,4 @@
-"""Costs of the calls of a process, for its scheduler: measured, or read from an earlier measurement.
+"""Costs of the calls of a process, for its scheduler: measured, read from an earlier measurement, or its predecessor's.
 
 A process measures after it has compiled its models and before it takes requests. It runs as many calls at a time as it has
 slots. docs/scheduling.md describes the method.
@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from shapestream.known_costs import known_table
 from shapestream.loading.models import model_spec
 from shapestream.loading.proof import probe_options
 from shapestream.loading.trials import WITH_NOBODY, Measuring
 from shapestream.serving.allocator import give_back_freed_memory
 from shapestream.settings import ModelSettings
 from shapestream.telemetry.logging import get_logger
-from shapestream_engine.calibration import Calibration, CostCache, calibrate, cost_key
+from shapestream_engine.calibration import Calibration, CostCache, CostSource, calibrate, cost_key
 from shapestream_engine.compiled_model import CompiledModel
 from shapestream_engine.cost_table import CostTable
 from shapestream_engine.errors import EngineError
@@ -45,7 +46,7 @@ def measure_costs(
     threads: int | None,
     measuring: Measuring = WITH_NOBODY,
 ) -> dict[str, Calibration]:
-    """Measure these models one after the other, or read earlier measurements; models with `calibration_s: 0` are left out.
+    """Measure these models one after the other, or take over what is known; those with `calibration_s: 0` are left out.
 
     `measuring` keeps the workers of a server from proving and measuring meanwhile.
     """
@@ -66,10 +67,10 @@ def measure_costs(
             model=model.name,
             points=len(own.table.points),
             seconds=round(own.seconds, 3),
-            source="cache" if own.from_cache else "measured",
+            source=own.source.value,
             findings=list(own.findings),
         )
-    if any(not own.from_cache for own in found.values()):
+    if any(own.source is CostSource.MEASURED for own in found.values()):
         # The largest measured calls may be larger than any call of a request.
         give_back_freed_memory()
     return found
@@ -101,4 +102,5 @@ def _measure(
         ),
         cache=cache,
         alone=measuring.alone,
+        predecessor=known_table(measuring.known(), compiled.signature),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from shapestream.errors import ConfigurationError
+from shapestream.known_costs import KnownCosts
 from shapestream.loading.measured_costs import cost_tables
 from shapestream.loading.models import compile_models, plan_chains, version_problems
 from shapestream.loading.trials import WITH_NOBODY, Measuring
@@ -29,13 +30,15 @@ def own_slots(
     models: Sequence[ModelSettings],
     wanted: InProcessSettings,
     cpus: Allowance,
+    known: Sequence[KnownCosts] = (),
     *,
     close_s: float = CLOSE_GRACE_S,
 ) -> SlotThreads:
     """Return the slots of a process that serves these models of the configuration by itself.
 
     `wanted`: the counts of slots and threads; those that are `auto` follow from `cpus`. Costs and verdicts are kept by these
-    counts. `close_s`: seconds for running calls to end when the slots are closed.
+    counts. `known`: costs of the models that this process serves already. `close_s`: seconds for running calls to end when
+    the slots are closed.
 
     Raises `ConfigurationError` with a line for each model or chain that cannot be served.
     """
@@ -49,7 +52,16 @@ def own_slots(
         if problems := [*version_problems(loaded, signatures)]:
             raise ConfigurationError(problems)
 
-    return process_slots(loaded, models, wanted, slots=slots, threads=threads, check=check, close_s=close_s)
+    return process_slots(
+        loaded,
+        models,
+        wanted,
+        slots=slots,
+        threads=threads,
+        check=check,
+        measuring=Measuring(None, lambda: known),
+        close_s=close_s,
+    )
 
 
 def process_slots(

@@ -24,6 +24,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TypeVar
 
+from shapestream.known_costs import KnownCosts, private_folder, read_known_costs
 from shapestream.settings import ModelSettings
 from shapestream_engine.errors import EngineError
 from shapestream_engine.machine import available_cpus, memory_bytes
@@ -228,20 +229,23 @@ class _Threads:
 
 
 class Measuring:
-    """Keeps costs from being measured while a worker of the same server proves a model, or measures.
+    """Keeps costs from being measured while a worker of the same server proves a model, or measures, or has served it.
 
     By a lock on a file: all trials share it, a measurement has it alone. Without a file nothing is kept apart.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, known: Callable[[], Sequence[KnownCosts]] = lambda: ()) -> None:
+        """`known` returns the costs that the server knows already, for a process that starts beside its load."""
         self._path = path
+        self.known = known
 
     @classmethod
     def beside(cls, address: str) -> Measuring:
         """Return that of the server whose workers connect to this address, if it is private to them."""
-        folder = Path(address.removeprefix("ipc://")).parent
-        is_own = address.startswith("ipc://") and folder.name.startswith("shapestream-")
-        return cls(folder / "measuring.lock" if is_own else None)
+        folder = private_folder(address)
+        if folder is None:
+            return cls(None)
+        return cls(folder / "measuring.lock", lambda: read_known_costs(folder))
 
     @contextmanager
     def trials(self) -> Iterator[None]:

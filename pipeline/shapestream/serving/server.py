@@ -32,6 +32,7 @@ import trio
 from shapestream.addresses import is_beyond_loopback, is_protectable
 from shapestream.chains.spec import ChainSpec
 from shapestream.errors import ConfigurationError
+from shapestream.known_costs import KnownCosts
 from shapestream.quarantine import Quarantine
 from shapestream.scheduling.hang_watch import HangLimits
 from shapestream.scheduling.scheduler import Scheduler
@@ -354,6 +355,23 @@ class Server:
         if not self._ended:
             self._availability.models_added(new, trio.current_time())
             self._dispatcher.end_turn()
+
+    def known_costs(self) -> list[KnownCosts]:
+        """Return the costs of the models that workers serve now, as traffic has corrected them."""
+        learned = {one.table: one for one in self.readings.scheduler.learned_costs(0.0)}
+        tables = {
+            name: table
+            for worker in {slot.worker for slot in self._dispatcher.slots.values()}
+            for name, table in worker.costs.items()
+            if table.points and self._models.by_name.get(name) is worker.serves.get(name)
+        }
+        return [
+            KnownCosts.of(
+                self._models.by_name[name].signature,
+                table if (own := learned.get(table.digest)) is None else table.corrected(own),
+            )
+            for name, table in tables.items()
+        ]
 
     def count_reloads(self, results: Iterable[str]) -> None:
         """Set the counters of reloads to 0, one for each result."""

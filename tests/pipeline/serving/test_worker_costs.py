@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.entries import Goodbye
+from tests.entries import Goodbye, ResultEntry
 from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.echo_model import SIGNATURE
+from tests.pipeline.serving.echo_model import SIGNATURE, request
 from tests.pipeline.serving.harness import memory_serving
 from tests.pipeline.serving.raw_peer import hello_of
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
@@ -49,6 +50,24 @@ async def test_measured_costs_reach_the_scheduler_with_each_slot(monkeypatch: py
         await worker.greet_as_worker(hello_of(slots=2, costs={SIGNATURE.name: TABLE.to_dict()}))
         await wait_all_tasks_blocked()
     assert [("w", {SIGNATURE.name: TABLE})] * 2 == [(event.worker, event.costs) for event in joined]
+
+
+@virtual_time
+async def test_the_server_knows_what_traffic_made_of_the_costs() -> None:
+    """For the processes that a reload starts; of models that a worker has measured."""
+    points = (CostPoint(sizes=(1, 4), seconds=0.25),)
+    slots = ScriptedSlots()
+    slots.costs = {SIGNATURE.name: replace(TABLE, points=points)}
+    async with memory_serving(slots) as running:
+        peer = await running.greeted()
+        (before,) = running.server.known_costs()
+        for at in range(20):
+            peer.say(request(at))
+            slots.finish(await slots.next_batch(), busy_s=1.0)
+            await peer.hear(ResultEntry)
+        (after,) = running.server.known_costs()
+    assert (SIGNATURE.name, 0.25) == (before.model, before.table.points[0].seconds)
+    assert 0.5 < after.table.points[0].seconds
 
 
 @pytest.mark.parametrize(
