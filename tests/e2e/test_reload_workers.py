@@ -197,6 +197,21 @@ def test_models_of_the_servers_own_process_are_loaded_beside_the_old_ones(workpl
         assert [1.0, 2.0] == ask(client, "new")
 
 
+def test_a_version_that_gets_no_traffic_makes_a_reload_incomplete(workplace: Any) -> None:
+    """It does not take what clients may send; the rest serves on."""
+    rest, narrow = model("m, version: 1"), model("m, version: 2, traffic: 50%", n="0..32")
+    served = workplace.serve(yaml(rest, workers=group("m")))
+    served.wait_for("workers ready")
+    with Asking(served, "m"):
+        workplace.write(yaml(rest, narrow, workers=group("m")))
+        why = "version m@2 gets no traffic: axis 1 takes 0..32, and clients may send 0..64"
+        assert any(
+            line.startswith("version m@2 gets no traffic: ") for line in reload(workplace, served, status=1)
+        ), why
+        workplace.write(yaml(rest, workers=group("m")))
+        reload(workplace, served)
+
+
 def test_a_plan_changes_nothing(workplace: Any) -> None:
     """It names what would be replaced, with memory and time; a YAML that cannot be used is refused as ever."""
     served = workplace.serve(yaml(model("m"), workers=group("m")))

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.e2e.admin import port_of
+from tests.e2e.conftest import until
 from tests.e2e.importable.raising import END_THREAD, RAISED
 
 from shapestream.client.opened_models import Failed
-from shapestream.errors import RequestError
+from shapestream.errors import RequestError, Unavailable
 
 pytestmark = pytest.mark.e2e
 
@@ -81,11 +83,34 @@ def test_a_server_whose_own_slot_has_ended_says_so(workplace: Any) -> None:
         assert 2.0 * END_THREAD == client.infer("raising", _row(END_THREAD))["y"][0, 0]
         time.sleep(1.0)  # the model's timer ends the thread meanwhile
         for value in range(2):
-            with pytest.raises(RequestError, match="restart the server") as caught:
+            with pytest.raises(RequestError, match="reload or restart the server") as caught:
                 client.infer("raising", _row(value), deadline=60.0)
             assert "unavailable" == caught.value.code
     (event,) = served.events("slot ended")
     assert "local/0" == event["slot"]
+
+
+def test_a_reload_brings_an_own_slot_back_that_has_ended(workplace: Any) -> None:
+    """Nothing has changed but that: the slots are replaced, and the model is served again."""
+    pytest.importorskip("prometheus_client", reason="the extra [admin] is not installed")
+    served = workplace.serve(
+        "    server: {listen: [ipc://s.sock], admin: 127.0.0.1:0}\n" + RAISING + IN_PROCESS
+    )
+    with served.client() as client:
+        client.infer("raising", _row(END_THREAD))
+        until("the end of the thread", lambda: _is_unavailable(client))
+        for lines in ("workers replaced: local", "workers left alone: local"):
+            ran = workplace.invoke("reload", f"127.0.0.1:{port_of(served)}")
+            assert ["no model changed", lines] == ran.stdout.splitlines()[:2], ran.stderr
+            assert 2.0 == client.infer("raising", _row(1), deadline=60.0)["y"][0, 0]
+
+
+def _is_unavailable(client: Any) -> bool:
+    try:
+        client.infer("raising", _row(1), deadline=60.0)
+    except Unavailable:
+        return True
+    return False
 
 
 def test_a_check_says_that_a_model_panics(workplace: Any) -> None:

@@ -374,7 +374,7 @@ class Reloads:
             log.info("configuration is read again", models=[model.name for model in settings.models])
             log.info("no worker is restarted", why="there is none that was started here")
             if self._gateways is None and self._own is None:
-                self._end(reload, ReloadState.INCOMPLETE if reload.why else ReloadState.OK)
+                self._settle(reload)
                 return None
         reload.state = ReloadState.REPLACING
         return fresh
@@ -471,7 +471,7 @@ class Reloads:
         )
 
     async def _replace_own(self, reload: Reload, fresh: _Fresh) -> None:
-        """Replace the slots of this process, if they would be made of something else.
+        """Replace the slots of this process, if they would be made of something else, or if one was lost.
 
         The models are compiled beside the old ones, in a thread. If one cannot be, or not within `server.reload_s`, the old
         ones go on.
@@ -480,7 +480,7 @@ class Reloads:
         if self._own is None or own is None or settings.in_process is None:
             return
         same = own.made_of is not None and own.made_of == self._own.made_of
-        if same and reload.asked is not ReloadRequest.ALL:
+        if same and reload.asked is not ReloadRequest.ALL and self._server.has_own_slots():
             self._expect_own(settings, same=True)
             reload.restarted = replace(NOTHING_RESTARTED, unchanged=(OWN,))
             return
@@ -548,8 +548,7 @@ class Reloads:
             self._restarts = {name: known.restarts for name, known in workers.presences.items()}
             self._keep_files(restarted, fresh)
             self._settled(restarted)
-        sound = not reload.why and reload.restarted.is_whole and reload.gateways.is_whole
-        self._end(reload, ReloadState.OK if sound else ReloadState.INCOMPLETE)
+        self._settle(reload)
 
     def _keep_files(self, restarted: Restarted, fresh: _Fresh) -> None:
         """Serve the files before where only old processes have a model: else one that connects anew would be refused."""
@@ -560,6 +559,12 @@ class Reloads:
         kept = {name: fresh.before[name] for name in old - new if name in fresh.before}
         self._digests |= kept
         self._server.keep_files(kept)
+
+    def _settle(self, reload: Reload) -> None:
+        """End a reload whose processes are replaced, or cannot be."""
+        reload.why += self._server.versions_without_traffic()
+        sound = not reload.why and reload.restarted.is_whole and reload.gateways.is_whole
+        self._end(reload, ReloadState.OK if sound else ReloadState.INCOMPLETE)
 
     def _end(self, reload: Reload, state: ReloadState) -> None:
         reload.state = state

@@ -41,6 +41,7 @@ def check(
     _check_batches(ledger, slots, slots.batches)
     for name, queue in queues.items():
         own = [request for request in requests if request.model == name]
+        assert queue.unfinished == len(own)
         _check_queue(queue, own)
         assert queue in queues.waiting or not queue.waiting, f"{name} waits, but is not looked at"
         serving = [

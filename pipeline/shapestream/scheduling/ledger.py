@@ -130,6 +130,7 @@ class Ledger:
         queue.waits.enter(1, now)
         self.next_order = order + 1
         self.requests[arrival.id] = request
+        queue.unfinished += 1
         if arrival.deadline is not None:
             self.deadlines.watch(request, arrival.deadline, queue, terms.then_s)
         shares.room.enter_new(arrival.nbytes)
@@ -259,12 +260,14 @@ class Ledger:
     def _remove(self, request: Request) -> None:
         """Forget a request, at last: until then a fault still finds it here, and it is not lost."""
         id_ = request.arrival.id
-        shares = self._queues[request.model].shares
+        queue = self._queues[request.model]
+        shares = queue.shares
         if request.reworks:
             for rework in request.reworks:
                 rework.leave(shares)
         shares.ended(request.flow)
         self.batch_of.pop(id_, None)
         del self.requests[id_]
+        queue.unfinished -= 1
         # Heaps keep what has ended until it is at their top, or until such entries are many: not with its tensors.
         request.arrival = ENDED

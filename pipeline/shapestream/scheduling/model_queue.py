@@ -155,6 +155,7 @@ class ModelQueue:
         "suspects",
         "turns",
         "unavailable",
+        "unfinished",
         "waits",
     )
 
@@ -196,6 +197,8 @@ class ModelQueue:
         # Whole numbers: seconds that differ by many orders would leave their rounding errors behind.
         self._cost_ns = self._again_ns = 0
         self.rerun_count = self.suspect_count = 0
+        self.unfinished = 0
+        """Requests that have not ended, those in batches included; the ledger counts them."""
         self.alone = False
         """Whether each request runs alone, at its own sizes, because results differed in shared batches."""
         self.unavailable: str | None = None

@@ -425,10 +425,11 @@ class Scheduler:
     # ------------------------------------------------------------ models and slots
 
     def is_idle(self, model: str) -> bool:
-        """Tell whether a model has no request and no batch. It looks at all of them."""
-        return not any(request.model == model for request in self.requests.values()) and not any(
-            batch.queue.name == model for batch in self.batches.values()
-        )
+        """Tell whether a model has no request and no batch."""
+        queue = self._queues.get(model)
+        if queue is not None and queue.unfinished:
+            return False
+        return not any(batch.queue.name == model for batch in self.batches.values())
 
     def _add_model(self, profile: ModelProfile, like: str | None = None) -> None:
         known = self._queues.get(profile.key)

@@ -93,6 +93,16 @@ class Announced:
         self._fits.pop(model, None)
         self._told.discard(model)
 
+    @property
+    def misfits(self) -> dict[str, str]:
+        """The versions that should have traffic and get none, by model, each with the reason."""
+        shares = self.versions.shares
+        return {
+            model: known
+            for model, known in self._fits.items()
+            if isinstance(known, str) and shares.get(self.versions.models.get(model, ""))
+        }
+
     def takes(self, model: str) -> bool:
         """Tell whether requests of this signature fit a version, as far as it has come."""
         return isinstance(self._fits.get(model), Fit)

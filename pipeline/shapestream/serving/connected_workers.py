@@ -391,14 +391,15 @@ class Availability:
 
         `leaves`: tells by name which others are about to end.
         """
+        old = [model for served in worker.serves.values() if (model := served.latest()).successor is not None]
+        waited_for = [model for model in old if not self._dispatcher.is_idle(model)]
+        if not waited_for:
+            return False
         slots = self._dispatcher.slots.values()
         others = {slot.worker for slot in slots if slot.worker is not worker and slot.worker.is_serving}
         others = {other for other in others if not leaves(other.name)}
         return any(
-            model.successor is not None
-            and not any(self._serves(other, name, model) for other in others)
-            and not self._dispatcher.is_idle(model)
-            for name, model in ((name, model.latest()) for name, model in worker.serves.items())
+            not any(self._serves(other, model.name, model) for other in others) for model in waited_for
         )
 
     def sweep(self, now: float) -> None:
@@ -430,7 +431,7 @@ class Availability:
             return
         for name in self._models.names:
             if name not in self._models.chains and not self.is_served(name):
-                why = "the threads of all slots in the server's process have ended; restart the server"
+                why = "the threads of all slots in the server's process have ended; reload or restart the server"
                 self.give_up(name, why, now)
 
     def hope_again(self, name: str) -> None:

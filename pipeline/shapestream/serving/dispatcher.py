@@ -131,6 +131,7 @@ class Dispatcher:
         "_alarm_earlier",
         "_audit",
         "_audits",
+        "_awaited",
         "_busy",
         "_clock",
         "_egress",
@@ -139,7 +140,6 @@ class Dispatcher:
         "_grants",
         "_handed_back",
         "_held",
-        "_idle",
         "_is_start_due",
         "_journal",
         "_left",
@@ -207,8 +207,8 @@ class Dispatcher:
         """The model that is being given up."""
         self._moved: list[RequestRecord] = []
         """The requests that go to another version of it."""
-        self._idle: trio.Event | None = None
-        """Set when no request is left; None while nothing waits for that."""
+        self._awaited: dict[trio.Event, Callable[[], bool]] = {}
+        """Conditions that are waited for; each event is set when its own holds."""
 
     # ---------------------------------------------------------------- events
 
@@ -761,8 +761,8 @@ class Dispatcher:
         if wakeup < self._alarm_at:
             self._alarm_at = wakeup
             self._alarm_earlier.set()
-        if self._idle is not None and not self.unfinished:
-            self._idle.set()
+        if self._awaited:
+            self.look()
 
     async def run_alarm(self) -> None:
         """Tell the scheduler when a time has come that it waits for, or that reports wait for; until cancelled."""
@@ -787,11 +787,21 @@ class Dispatcher:
             other = min(other, self.desk.room.next_deadline())
         return other if wakeup is None else min(wakeup, other)
 
-    async def wait_idle(self) -> None:
-        """Wait until no request is left."""
-        while self.unfinished:
-            self._idle = trio.Event()
-            await self._idle.wait()
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until a condition holds. It is looked at when a turn ends, and must be cheap."""
+        while not holds():
+            met = trio.Event()
+            self._awaited[met] = holds
+            try:
+                await met.wait()
+            finally:
+                del self._awaited[met]
+
+    def look(self) -> None:
+        """Look at the conditions that are waited for."""
+        for met, holds in self._awaited.items():
+            if holds():
+                met.set()
 
     @property
     def requests(self) -> Iterable[RequestRecord]:

@@ -36,10 +36,6 @@ from shapestream_engine.batch import ErrorCode
 
 log = get_logger()
 
-LOOK_EVERY_S = 0.1
-"""Seconds between two looks whether slots that are to leave, of this process or of a worker, are still needed. Each look
-passes over all requests."""
-
 
 class LocalPort:
     """Reads the port of the server's own slots, and takes their news."""
@@ -93,6 +89,12 @@ class LocalPort:
         self._serves: Mapping[str, ServedModel] = {}
         """The models of the slots, as the server has them."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every slot can run batches: none hangs, and no thread has ended."""
+        worker = self.worker
+        return worker is not None and worker.is_serving and not (self._thread_ended or worker.condemned_for)
+
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Start the slots, and serve them until cancelled or drained; then end them. Drained ones release their models."""
         try:
@@ -121,13 +123,11 @@ class LocalPort:
             self._drained.set()
             return
         with trio.move_on_after(grace_s):
-            while self._availability.is_needed(worker):  # noqa: ASYNC110 - it is seldom, and short
-                await trio.sleep(LOOK_EVERY_S)
+            await self._dispatcher.until(lambda: not self._availability.is_needed(worker))
         self._workers.close(worker, "drain", trio.current_time())
         self._dispatcher.end_turn()
         with trio.move_on_after(grace_s):
-            while worker.running:  # noqa: ASYNC110 - likewise
-                await trio.sleep(LOOK_EVERY_S)
+            await self._dispatcher.until(lambda: not worker.running)
         self._workers.let_go(worker, trio.current_time())
         self._dispatcher.end_turn()
         self._drained.set()
@@ -259,7 +259,7 @@ class LocalPort:
             case ThreadEnded():
                 self.greeted.set()
                 slot = worker.slots[news.slot]
-                advice = "restart the server, or use worker processes"
+                advice = "reload or restart the server, or use worker processes"
                 log.error("slot ended", slot=slot.label, why="its thread has ended", advice=advice)
                 self._workers.slot_ended(slot, news.batch, now)
                 if not any(slot.number in self._dispatcher.slots for slot in worker.slots):

@@ -332,7 +332,8 @@ class Readings:
 
     def _notices(self, workers: Sequence[ConfiguredWorker]) -> list[str]:
         """Return sentences about things that an operator should look at."""
-        notices = [*self.not_ready(), *map(_no_slot_for, sorted(self.models.new)), *self.reload_troubles]
+        notices = [*self.not_ready(), *map(_no_slot_for, sorted(self.models.new))]
+        notices += [*self.models.misfits(), *self.reload_troubles]
         if (standstill := self.standstill()) is not None:
             notices.append(standstill)
         for name, group, state, _ in workers:

@@ -446,6 +446,15 @@ class ServedModels:
         """Return each name with versions, and the millionths of its requests that each version gets, as plain data."""
         return {name: versions.told() for name, versions in self.versions.items()}
 
+    def misfits(self) -> list[str]:
+        """Return a line for each version that gets no traffic, since it does not take what its name announced."""
+        announced = [bare.announced for bare in self.by_bare_name.values() if bare.announced is not None]
+        return [
+            f"version {model} gets no traffic: {why}"
+            for one in announced
+            for model, why in one.misfits.items()
+        ]
+
     def is_live(self, name: str) -> bool:
         """Tell whether a worker has brought this model, and its workers were not given up."""
         return name in self.by_name and name not in self.unavailable

@@ -47,7 +47,7 @@ from shapestream.serving.ends import Egress, Ends, Observer
 from shapestream.serving.grants import RequestRoom, room_of
 from shapestream.serving.journal import Journal
 from shapestream.serving.kept_replies import KeptReplies
-from shapestream.serving.local_port import LOOK_EVERY_S, LocalPort
+from shapestream.serving.local_port import LocalPort
 from shapestream.serving.port_traffic import Outgoing
 from shapestream.serving.readings import Readings
 from shapestream.serving.served_models import ServedModels
@@ -285,6 +285,10 @@ class Server:
         except trio.ClosedResourceError:
             return LastState()  # the server has ended meanwhile, and nothing is left to run
 
+    def has_own_slots(self) -> bool:
+        """Tell whether every slot of this process can run batches: none hangs, and no thread has ended."""
+        return self._local_port is not None and self._local_port.is_whole
+
     async def replace_own_slots(self, threads: SlotThreads) -> None:
         """Serve by these slots of this process from now on. The old ones finish what they have, and are released."""
         old = self._local_port
@@ -301,9 +305,10 @@ class Server:
         From then on it gets no more batches.
         """
         port = self._worker_port
-        while port is not None and port.is_needed(worker) and not self._ended:  # noqa: ASYNC110 - it is seldom, and short
-            await trio.sleep(LOOK_EVERY_S)
-        if port is not None and not self._ended:
+        if port is None:
+            return
+        await self._dispatcher.until(lambda: self._ended or not port.is_needed(worker))
+        if not self._ended:
             port.give_no_more(worker)
             self._dispatcher.end_turn()
 
@@ -377,10 +382,17 @@ class Server:
         """Set the counters of reloads to 0, one for each result."""
         self._counters.reloads.update(dict.fromkeys(results, 0))
 
+    def versions_without_traffic(self) -> list[str]:
+        """Return a line for each version that gets no traffic, since it does not take what its name announced."""
+        return self._models.misfits()
+
     def reload_ended(self, result: str, seconds: float, *, ok: bool, why: Sequence[str]) -> None:
         """Count a reload that has ended, and remember the last one that was `ok`. The page shows `why` one was not."""
         self._counters.reloads[result] += 1
-        self.readings.reload_troubles = [f"the last reload was {result}: {line}" for line in why]
+        told = self._models.misfits()  # while they last
+        self.readings.reload_troubles = [
+            f"the last reload was {result}: {line}" for line in why if line not in told
+        ]
         if ok:
             self._counters.reloaded_at, self._counters.reload_s = time.time(), seconds
 
@@ -456,6 +468,7 @@ class Server:
                 nursery.cancel_scope.cancel()
         finally:
             self._ended = True
+            self._dispatcher.look()
             self._journal.close()
             if self._tracer is not None:
                 self._tracer.stop()
@@ -504,7 +517,7 @@ class Server:
         dispatcher.drain(trio.current_time())
         dispatcher.end_turn()
         with trio.move_on_after(self._grace_s):
-            await dispatcher.wait_idle()
+            await dispatcher.until(lambda: not dispatcher.unfinished)
         if dispatcher.unfinished:
             log.warning("grace is over", handed_back=dispatcher.unfinished)
             dispatcher.hand_back(f"the server stopped first; the grace was {self._grace_s} s")

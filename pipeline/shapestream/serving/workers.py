@@ -519,9 +519,9 @@ class LocalWorker(ConnectedWorker):
 
     def kill(self, reason: str, now: float) -> None:
         """Log that nothing can end a thread: the slot stays occupied."""
-        log.error(
-            "slot hangs", worker=self.name, why=reason, advice="use worker processes, or restart the server"
-        )
+        self.condemned_for = reason
+        advice = "use worker processes; a reload replaces the slots, and the call goes on"
+        log.error("slot hangs", worker=self.name, why=reason, advice=advice)
 
     def judge(self, batch: Batch, report: BatchReport, now: float) -> BatchReport:
         """Return the report as it is: it comes from this process."""

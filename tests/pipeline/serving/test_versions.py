@@ -29,6 +29,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from shapestream.chains.spec import ChainSpec, StageSpec
 from shapestream.settings import ModelSettings
+from shapestream.slices import at_once
 from shapestream.versions import Versions
 from shapestream_engine.batch import BatchInputs
 from shapestream_engine.layout import Tensors
@@ -295,13 +296,17 @@ async def test_the_old_version_serves_on_until_the_new_rest_has_come() -> None:
 
 @virtual_time
 async def test_a_version_that_does_not_take_what_was_announced_gets_no_traffic() -> None:
-    """The log says why; it is served to those who name it."""
+    """The log, the page and the result of a reload say why; it is served to those who name it."""
     slots = slots_of("m@3", "m@5")
     versions = {"m": Versions.of("m", [("3", None), ("5", 1_000_000)])}
     async with serving(slots, versions) as running:
         peer, number = await client_of(running)
         peer.say(request_of(1, tensors_of(1, 2), model=number))
         assert {"m@3": 1} == await play(slots, 1)
+        (told,) = running.server.versions_without_traffic()
+        assert told.startswith("version m@5 gets no traffic: ")
+        running.server.reload_ended("incomplete", 1.0, ok=False, why=[told])
+        assert 1 == at_once(running.server.readings.live(0))["notices"].count(told)
         five = await opened(peer, "m@5")
         peer.say(request_of(2, tensors_of(1), model=five))
         assert {"m@5": 1} == await play(slots, 1)
