@@ -109,9 +109,9 @@ class _Huge:
     def __init__(self) -> None:
         self.presences: dict[str, Any] = {}
 
-    def memory_bytes(self, _: Any) -> dict[str, int]:
-        """By role."""
-        return {"w0": 1 << 50, "w1": 3 << 50}
+    def private_bytes(self) -> tuple[dict[str, int], int]:
+        """By role, and of processes that are about to end."""
+        return {"w0": 1 << 50, "w1": 3 << 50}, 1 << 49
 
     def start_seconds(self) -> dict[str, float]:
         """By role."""
@@ -140,6 +140,7 @@ def test_a_reload_of_all_at_once_that_does_not_fit_is_refused_before_it_begins(t
 
     reload = trio.run(main)
     assert reload.needs is not None
+    assert reload.needs.free_bytes > 1 << 49
     assert (ReloadState.REFUSED, 4 << 50, 4.0) == (
         reload.state,
         reload.needs.memory_bytes,

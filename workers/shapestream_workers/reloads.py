@@ -29,7 +29,7 @@ from shapestream.loading.sources import digests_of, sources_of
 from shapestream.serving.server import Server
 from shapestream.settings import LoadedSettings, ModelSettings, ServerSettings, Settings, load_settings
 from shapestream.settings.values import spell_bytes
-from shapestream_engine.machine import allowed_cpus, free_memory, private_bytes_of
+from shapestream_engine.machine import allowed_cpus, free_memory
 from shapestream_workers.access import server_security
 from shapestream_workers.gateways import GatewayPorts
 from shapestream_workers.process import drop_what_is_gone
@@ -88,7 +88,7 @@ class Needs:
     seconds: float
     """Seconds in which the new processes become ready."""
     free_bytes: int
-    """Bytes that were free before it began."""
+    """Bytes that were free before it began, with those of processes of an earlier reload that end first."""
     free_by: str
     """The limit of these: `machine`, or `memory limit`."""
 
@@ -102,7 +102,7 @@ def _needs_of(
     changed: Sequence[str], before: Collection[str], workers: SupervisedProcesses, *, at_once: bool
 ) -> Needs:
     """Estimate by the processes that run; a new worker takes as much as the largest of them."""
-    memory, starts = workers.memory_bytes(private_bytes_of), workers.start_seconds()
+    (memory, ending), starts = workers.private_bytes(), workers.start_seconds()
     largest, slowest = max(memory.values(), default=0), max(starts.values(), default=0.0)
     added = sum(name not in before for name in changed)
     sizes = [memory.get(name) or largest for name in changed if name in before]
@@ -113,7 +113,7 @@ def _needs_of(
         seconds=round(
             max(*times, slowest if added else 0.0) if at_once else sum(times) + (slowest if added else 0.0), 1
         ),
-        free_bytes=free.amount,
+        free_bytes=free.amount + ending,
         free_by=free.by,
     )
 

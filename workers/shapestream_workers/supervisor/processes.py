@@ -21,7 +21,7 @@ import trio
 from shapestream.serving.worker_port import LastState
 from shapestream.telemetry.presence import Presence, WorkerPresence, WorkerPresences
 from shapestream.web.ending import LEAVE
-from shapestream_engine.machine import resident_bytes_of
+from shapestream_engine.machine import private_bytes_of, resident_bytes_of
 from shapestream_workers.process import (
     MAX_LINE_BYTES,
     NAME_VARIABLE,
@@ -169,16 +169,25 @@ class SupervisedProcesses:
         """The presence of each configured worker, by role."""
         return self._presences.by_worker
 
-    def memory_bytes(self, bytes_of: Callable[[int], int] = resident_bytes_of) -> dict[str, int]:
-        """Return the resident bytes by role: the sum over its processes, 0 for a process that has just ended.
-
-        `bytes_of`: of the process with this id.
-        """
+    def memory_bytes(self) -> dict[str, int]:
+        """Return the resident bytes by role: the sum over its processes, 0 for a process that has just ended."""
         found = dict.fromkeys(self._commands, 0)
         for worker in self._running.values():
             if worker.role in found:  # else it ends, since its role was removed
-                found[worker.role] += bytes_of(worker.process.pid)
+                found[worker.role] += resident_bytes_of(worker.process.pid)
         return found
+
+    def private_bytes(self) -> tuple[dict[str, int], int]:
+        """Return the private bytes of the process that serves, by role, and those of all others, which are about to end."""
+        serving, others = dict.fromkeys(self._commands, 0), 0
+        for name, worker in self._running.items():
+            nbytes = private_bytes_of(worker.process.pid)
+            held, state = self._supervisor.is_held(name), self._supervisor.state_of(name)
+            if worker.is_ready and not held and state is ProcessState.RUNNING and worker.role in serving:
+                serving[worker.role] = nbytes
+            else:
+                others += nbytes
+        return serving, others
 
     def start_seconds(self) -> Mapping[str, float]:
         """Return how long the last process of each role took to be ready, by role."""
