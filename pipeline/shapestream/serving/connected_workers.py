@@ -145,7 +145,7 @@ class ConnectedWorkers:
     def join(self, workers: Iterable[ConnectedWorker], now: float) -> None:
         """Give batches to those of these workers whose slots have all greeted, and that are not held."""
         for worker in workers:
-            held = self._processes is not None and self._processes.holds(worker.name)
+            held = self._processes is not None and self._processes.holds(worker)
             if worker.has_greeted and worker.state is WorkerState.GREETING and not held:
                 worker.change("serve", now)
                 self._availability.promote(worker, now)
@@ -252,8 +252,12 @@ class ProcessOwner(Protocol):
     def owns(self, worker: str) -> bool:
         """Tell whether the process that greets by this name is one of its own, and its end was not told yet."""
 
+    @property
+    def moves(self) -> bool:
+        """Tell whether processes wait for each other, to get batches together."""
+
     def holds(self, worker: str) -> bool:
-        """Tell whether that process gets no batches yet, since others are to join together with it."""
+        """Tell whether that process is one of them."""
 
     def leaves(self, worker: str) -> bool:
         """Tell whether that process was asked to finish."""
@@ -288,9 +292,13 @@ class OwnProcesses:
         """Tell whether the worker of this name is one of these processes."""
         return self.owner is not None and self.owner.owns(name)
 
-    def holds(self, name: str) -> bool:
-        """Tell whether the process of this name gets no batches yet."""
-        return self.owner is not None and self.owner.holds(name)
+    def holds(self, worker: ConnectedWorker) -> bool:
+        """Tell whether a worker gets no batches yet: of one that dialled in, since it would change a model by itself."""
+        if self.owner is None:
+            return False
+        if worker.dialled_in:
+            return self.owner.moves and any(model.number < 0 for model in worker.serves.values())
+        return self.owner.holds(worker.name)
 
     def leaves(self, name: str) -> bool:
         """Tell whether the process of this name was asked to finish."""

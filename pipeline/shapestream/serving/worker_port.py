@@ -120,7 +120,7 @@ class WorkerPort:
         if worker is None or not worker.is_serving:
             return False
         joining = any(
-            other.state is WorkerState.GREETING and not self.processes.holds(other.name)
+            other.state is WorkerState.GREETING and not self.processes.holds(other)
             for other in self._workers.controls.values()
         )
         return joining or self._availability.is_needed(worker, self.processes.leaves)

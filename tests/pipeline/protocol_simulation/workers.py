@@ -225,6 +225,11 @@ class Supervision:
         """Whether this is a living process of ours."""
         return self._owned(worker) is not None
 
+    @property
+    def moves(self) -> bool:
+        """Whether some wait for each other."""
+        return self._supervisor.moves
+
     def holds(self, worker: str) -> bool:
         """Whether it waits for others."""
         name = self._name_of(worker)

@@ -84,6 +84,11 @@ class Owner:
         """By name."""
         return worker in self.owned
 
+    @property
+    def moves(self) -> bool:
+        """Whether any is held."""
+        return bool(self.held)
+
     def holds(self, worker: str) -> bool:
         """By name."""
         return worker in self.held

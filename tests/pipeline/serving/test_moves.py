@@ -44,7 +44,10 @@ async def answers(client: RawPeer, *sequences: int) -> None:
 
 @virtual_time
 async def test_held_workers_get_nothing_before_all_of_them_are_let_in() -> None:
-    """They bring another signature. The owner is told that their slots are there; then the traffic moves in one turn."""
+    """They bring another signature. The owner is told that their slots are there; then the traffic moves in one turn.
+
+    One that dials in meanwhile with that signature waits, too.
+    """
     async with memory_serving() as running:
         old = await running.joined("old")
         client = await running.greeted()
@@ -52,7 +55,8 @@ async def test_held_workers_get_nothing_before_all_of_them_are_let_in() -> None:
         changes(running)
         new = await running.joined("new", signature=WIDER)
         other = await running.joined("other", signature=WIDER)
-        assert ["new", "other"] == owner.ready
+        guest = await running.joined("guest", signature=WIDER)
+        assert ["new", "other"] == owner.ready[:2]
         for sequence in (1, 2):
             client.say(request(sequence))
             await old.run_next()
@@ -60,7 +64,7 @@ async def test_held_workers_get_nothing_before_all_of_them_are_let_in() -> None:
         assert ["old/0"] == list(running.server.statistics()["slots"])
         owner.held.clear()
         running.server.move_traffic()
-        for sequence, worker in ((3, new), (4, other)):
+        for sequence, worker in ((3, new), (4, other), (5, guest)):
             client.say(request(sequence))
             assert isinstance(await worker.hear(Execute), Execute)
 

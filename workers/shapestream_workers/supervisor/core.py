@@ -305,6 +305,11 @@ class Supervisor:
         """Return the state of this worker."""
         return self._workers[worker].state
 
+    @property
+    def moves(self) -> bool:
+        """True while processes wait for each other, to get batches together."""
+        return bool(self._moving)
+
     def is_held(self, worker: str) -> bool:
         """Tell whether this worker gets no batches before others are ready, too."""
         return self._workers[worker].held

@@ -220,6 +220,11 @@ class SupervisedProcesses:
         """Tell whether the worker that registered under this name is one of these processes and has not ended."""
         return self._registered_as(worker) is not None
 
+    @property
+    def moves(self) -> bool:
+        """True while processes wait for each other, to get batches together."""
+        return self._supervisor.moves
+
     def holds(self, worker: str) -> bool:
         """Tell whether the process that registered under this name gets no batches yet."""
         found = self._registered_as(worker)
