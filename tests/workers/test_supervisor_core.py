@@ -651,6 +651,38 @@ def test_an_old_process_that_dies_before_the_move_is_not_started_again() -> None
     assert expected == ended(supervisor, 2, 6.0)
 
 
+def test_an_old_process_that_dies_while_what_is_called_off_ends_is_followed_by_that() -> None:
+    """It is started once more: else its role would have none."""
+    supervisor = preparing("a", "b")
+    supervisor.handle(WorkerExited(worker="b+2", status=3), 6.0)
+    assert [] == supervisor.handle(WorkerExited(worker="a", status=-9), 6.1)
+    start = StartWorker(worker="a+1", attempt=1, role="a")
+    assert [start] == supervisor.handle(WorkerExited(worker="a+1", status=-9), 6.2)
+    assert not supervisor.is_held("a+1")
+
+
+def test_a_held_process_without_predecessor_has_no_more_time_than_others() -> None:
+    """The others move without it."""
+    supervisor = preparing("a", "b")
+    supervisor.handle(WorkerExited(worker="a", status=-9), 4.0)
+    supervisor.handle(WorkerReady(worker="b+2"), 5.0)
+    assert 33.0 == supervisor.next_wakeup()
+    supervisor.handle(WakeupDue(), 33.0)
+    given_up, move, _ = supervisor.handle(WorkerExited(worker="a+1", status=-9), 33.1)
+    assert isinstance(given_up, GiveUp)
+    assert MoveTraffic(workers=("b+2",)) == move
+
+
+def test_a_process_is_not_replaced_before_its_predecessor_has_ended() -> None:
+    """Of a role there are two at most, also where a process was just replaced for its memory."""
+    supervisor = serving("a")
+    want(supervisor, "a", 50.0)
+    supervisor.handle(WorkerReady(worker="a+1"), 52.0)
+    assert [] == supervisor.handle(ALL, 53.0)
+    start = StartWorker(worker="a+2", attempt=0, role="a")
+    assert [start] == supervisor.handle(WorkerExited(worker="a", status=0), 54.0)
+
+
 def test_a_newer_restart_ends_all_that_is_held_before_it_starts_anything() -> None:
     """Also those that were ready. One after the other, if it asks for that."""
     why = "a newer reload replaces it"
