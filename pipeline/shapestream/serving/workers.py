@@ -64,7 +64,7 @@ class WorkerState(Enum):
     """The progress of a worker's session. It gets batches while it serves, and in no other state."""
 
     GREETING = "greeting"
-    """The worker has greeted, and not all of its slots have."""
+    """The worker has greeted, and not all of its slots have; or they are held until those of others are there, too."""
     SERVING = "serving"
     DRAINING = "draining"
     """The worker asked to leave. It is dismissed when it has answered its batches."""
