@@ -67,6 +67,11 @@ MOST_FAILURES = 8
 MOST_GROWTH_NBYTES = 256 << 20
 """Growth of the process's resident memory, in bytes, beyond which no larger calls are measured. Engines keep the
 memory of their largest call, and such a call may never come."""
+TESTED_S = 0.05
+"""Most seconds of a call by which a predecessor's costs are tested: the process starts beside load."""
+ALIKE = 2.0
+"""Factor between the factors of calls that are alike: beside load, two measurements of one model differ by a sigma of 0.3,
+so four calls by 1.8. Of models of four kinds (docs/experiments.md), none is taken for one of another."""
 HANG_S = 30.0
 """Seconds after which a call counts as hanging and ends the calibration."""
 
@@ -117,23 +122,19 @@ def calibrate(
     `slots` calls run at the same time. `values` describe realistic inputs; other inputs get defaults by element type.
     `key` identifies model, device, settings and versions. First times are meaningful only in a fresh process, in which no
     shape has run. With a budget of 0 the table is empty. `alone` is entered to measure, not to read. `predecessor`: costs to
-    begin with instead of a measurement; they are not kept, so a start without them measures.
+    begin with, if a few calls are alike; they are not kept, so a start without them measures.
     """
     empty = CostTable(key=key, dimensions=model.signature.dimensions)
     if budget_s <= 0.0:
         return Calibration(table=empty)
-    measured = partial(_measured, model, empty, slots, max_batch, budget_s, values)
+    measured = partial(_measured, model, empty, slots, max_batch, budget_s, values, predecessor)
     if cache is None:
-        if predecessor is not None:
-            return _taken_over(predecessor, empty)
         with alone():
             return measured()
     with cache.entry(key) as entry:
         known = entry.read()
         if known is not None and known.key == key and known.dimensions == empty.dimensions:
             return Calibration(table=known, source=CostSource.KEPT)
-        if predecessor is not None:
-            return _taken_over(predecessor, empty)
         if not entry.begin():
             return Calibration(table=empty, findings=("the process ended each time that it was measured",))
         try:
@@ -146,10 +147,6 @@ def calibrate(
         return found
 
 
-def _taken_over(predecessor: CostTable, empty: CostTable) -> Calibration:
-    return Calibration(table=replace(empty, points=predecessor.points), source=CostSource.PREDECESSOR)
-
-
 def _measured(
     model: CompiledModel,
     empty: CostTable,
@@ -157,11 +154,24 @@ def _measured(
     max_batch: int | None,
     budget_s: float,
     values: Mapping[str, Values],
+    predecessor: CostTable | None,
 ) -> Calibration:
-    """Measure first a coarse grid of shapes, then a fine one; `empty` is the table without points."""
+    """Measure first a coarse grid of shapes, then a fine one; `empty` is the table without points.
+
+    A predecessor's points are taken over if a few calls take as long, or each of them so many times as long.
+    """
     began = monotonic()
     bench = CalibrationBench(model, slots, values, budget_s)
     try:
+        if predecessor is not None:
+            bench.measure(corners_of(predecessor), CALL_SHARE * budget_s)
+            if are_alike(predecessor.points, bench.points()):
+                return Calibration(
+                    table=replace(empty, points=predecessor.points),
+                    seconds=monotonic() - began,
+                    source=CostSource.PREDECESSOR,
+                    is_complete=False,
+                )
         coarse, fine = stages(model.signature, max_batch)
         for shapes, share in zip((coarse, coarse, fine, [*coarse, *fine]), PASSES, strict=True):
             bench.measure(shapes, share * budget_s)
@@ -178,6 +188,26 @@ def _measured(
             "measures again (other programs took the processor, or calls are slow: raise calibration_s)"
         )
     return Calibration(table=table, findings=tuple(bench.findings), seconds=seconds, is_complete=is_complete)
+
+
+def corners_of(table: CostTable) -> list[tuple[int, ...]]:
+    """Return the calls by which a predecessor's costs are tested, small ones first: the corners of the short calls."""
+    short = [point.sizes for point in table.points if point.seconds <= TESTED_S]
+    corners = {max(short, key=prod), min(short, key=prod)} if short else set()
+    for axis in range(len(table.dimensions) if short else 0):
+        largest = max([sizes[axis] for sizes in short])
+        corners.add(min([sizes for sizes in short if sizes[axis] == largest], key=prod))
+    return sorted(corners, key=prod)
+
+
+def are_alike(before: Sequence[CostPoint], now: Sequence[CostPoint]) -> bool:
+    """Tell whether calls take so many times as long as before, by one factor for all of them.
+
+    How the seconds grow with rows and sizes decides which requests share a call; one factor for all decides nothing.
+    """
+    known = {point.sizes: point.seconds for point in before}
+    factors = [point.seconds / known[point.sizes] for point in now if known.get(point.sizes)]
+    return bool(factors) and max(factors) <= ALIKE * min(factors)
 
 
 class CalibrationBench:

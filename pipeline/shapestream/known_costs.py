@@ -1,8 +1,8 @@
 """Costs that a server knows of its models, for processes that start beside its load: those of a reload.
 
 Costs that are measured beside load are wrong, and measuring takes time from the traffic (docs/experiments.md). So a process
-whose own costs were not measured before begins with those of its predecessor, where the signature is the same: as traffic
-has corrected them, and corrects them further. They are no measurement, and not kept: the next start measures.
+whose own costs were not measured before begins with those of its predecessor, where the signature is the same and a few
+calls are alike: as traffic has corrected them, and corrects them further. They are not kept: the next start measures.
 
 The server writes them into the folder that it has for its workers, before a reload starts any.
 """

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 from shapestream_engine import CompiledModel, InputSpec, ModelSpec, OutputSpec, compile_model
-from shapestream_engine.calibration import ENVIRONMENT, Calibration, CostCache, calibrate, cost_key
+from shapestream_engine.calibration import (
+    ENVIRONMENT,
+    Calibration,
+    CostCache,
+    are_alike,
+    calibrate,
+    corners_of,
+    cost_key,
+)
 from shapestream_engine.cost_table import CostPoint, CostTable
 from shapestream_engine.machine import cpu_name
 from shapestream_engine.probe import ProbeOptions, ProofCache
@@ -107,9 +115,9 @@ def test_a_calibration_that_was_cut_short_is_told_and_not_kept(cache):
     assert len(first.table.points) < len(second.table.points)
 
 
-def test_what_a_predecessor_knows_is_not_measured_and_not_kept(cache):
+def test_what_a_predecessor_knows_is_tested_and_not_kept(cache):
     """Under the own key, by which traffic corrects it; an own measurement goes first."""
-    known = CostTable(key="old", dimensions=TABLE.dimensions, points=(CostPoint(sizes=(1, 4), seconds=0.5),))
+    known = CostTable(key="old", dimensions=TABLE.dimensions, points=(CostPoint(sizes=(1, 4), seconds=0.01),))
     calls: list[tuple[int, ...]] = []
 
     def start(**more: Any) -> Calibration:
@@ -118,10 +126,45 @@ def test_what_a_predecessor_knows_is_not_measured_and_not_kept(cache):
         )
 
     found = start(predecessor=known)
-    assert ([], replace(known, key="k"), "predecessor") == (calls, found.table, found.source)
+    assert ({(1, 4)}, replace(known, key="k"), "predecessor") == ({*calls}, found.table, found.source)
     own = start()
-    assert calls
+    assert (4, 8) in calls
     assert own.table == start(predecessor=known).table
+
+
+def test_a_predecessor_whose_calls_grew_otherwise_is_not_believed(cache):
+    """Its calls of eight columns took a million times those of one."""
+    points = tuple(CostPoint(sizes=(1, n), seconds=seconds) for n, seconds in ((1, 5e-8), (8, 0.05)))
+    known = CostTable(key="old", dimensions=TABLE.dimensions, points=points)
+    found = calibrate(
+        counting([]),
+        slots=1,
+        max_batch=None,
+        budget_s=60.0,
+        values={},
+        key="k",
+        cache=cache,
+        predecessor=known,
+    )
+    assert ("measured", True) == (found.source, len(found.table.points) > 2)
+    with cache.entry("k") as entry:
+        assert found.table == entry.read()
+
+
+def test_calls_are_alike_by_one_factor_for_all():
+    """The corners of the short calls are tested."""
+
+    def points(*seconds: float) -> tuple[CostPoint, ...]:
+        sizes = ((1, 1), (4, 1), (1, 8), (4, 8), (4, 64))
+        return tuple(CostPoint(sizes=one, seconds=each) for one, each in zip(sizes, seconds, strict=False))
+
+    before = points(1e-3, 2e-3, 3e-3, 8e-3, 0.5)
+    table = CostTable(key="k", dimensions=TABLE.dimensions, points=before)
+    assert [(1, 1), (4, 1), (1, 8), (4, 8)] == corners_of(table)
+    assert [] == corners_of(replace(table, points=before[4:]))
+    assert are_alike(before, points(3e-3, 7e-3, 12e-3, 16e-3))
+    assert not are_alike(before, points(3e-3, 7e-3, 13e-3, 16e-3))
+    assert not are_alike(before, ())
 
 
 def test_a_saved_table_of_other_dimensions_is_not_used(cache):
