@@ -126,3 +126,26 @@ def test_models_of_the_servers_own_process_are_read_anew_by_sighup(workplace: An
     assert f"sha256 {new}" in workplace.invoke("models", served.address).stdout
     answered = workplace.invoke("infer", served.address, "scaling", f"x={json.dumps([[1.0] * 64])}", "--json")
     assert new == json.loads(answered.stdout)["timings"]["digest"]
+
+
+def test_workers_that_dial_in_serve_on_until_one_with_the_new_files_has_come(workplace: Any) -> None:
+    """Nobody is refused meanwhile. Then the old one is told why, and ends with status 4."""
+    _, old = model_in(workplace, 2.0)
+    config = workplace.write(
+        "    server: {listen: [ipc://s.sock], worker_listen: ipc://w.sock}\n" + SCALING + "    workers: []\n"
+    )
+    served = workplace.serve(config)
+    first = workplace.start("worker", str(config))
+    with served.client() as client:
+        assert {(2.0, old)} == answers(client, 10)
+        _, new = model_in(workplace, 3.0)
+        served.send(signal.SIGHUP)
+        served.wait_for("reload ended")
+        assert {(2.0, old)} == answers(client, 10)
+        second = workplace.start("worker", str(config))
+        second.wait_for("worker ready")
+        assert answers(client, 200) <= {(2.0, old), (3.0, new)}
+        assert 4 == first.wait()
+        (why,) = first.events("worker refused")
+        assert "it has read other bytes of the model's files" in why["why"]
+        assert {(3.0, new)} == answers(client, 40)

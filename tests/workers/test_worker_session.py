@@ -20,6 +20,7 @@ from tests.entries import (
     Unknown,
     WorkerDraining,
     WorkerHello,
+    WorkerRefused,
     WorkerWelcome,
 )
 
@@ -118,6 +119,22 @@ def test_the_greeting_tells_what_the_worker_can_do() -> None:
     assert ("w-1", 42, 2) == (hello.worker, hello.pid, hello.slots)
     assert SIGNATURE == ModelSignature.from_dict(hello.models["m"])
     assert COSTS == CostTable.from_dict(hello.costs["m"])
+
+
+def test_a_refused_model_ends_the_session_unless_the_others_are_welcome() -> None:
+    """The server refuses each model by itself; then it welcomes the worker with the others, or says goodbye."""
+    session, slots = greeted()
+    session.handle_entry(Unknown(), 1.0)
+    session.handle_entry(WorkerRefused(model="m", message="other files"), 1.0)
+    session.handle_entry(welcome(session=2), 1.0)
+    assert (None, None) == (session.refused, session.ended)
+    assert slots.session is not None
+    assert 2 == slots.session.number
+    session.handle_entry(Unknown(), 2.0)
+    session.handle_entry(WorkerRefused(model="m", message="other files"), 2.0)
+    session.handle_entry(Goodbye(), 2.0)
+    assert session.refused is not None
+    assert session.ended is not None
 
 
 def test_the_welcome_tells_the_slots_whom_to_serve() -> None:

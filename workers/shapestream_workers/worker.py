@@ -119,11 +119,8 @@ class Worker:
                 retry_s = RETRY_S
                 while not self._drain.is_set():
                     why = await self._serve_one_connection()
-                    if (refused := self._session.refused) is not None:
+                    if self._session.refused is not None:
                         self.end = WorkerEnd.UNUSABLE
-                        log.error(
-                            "worker refused", worker=self.name, model=refused.model, why=refused.message
-                        )
                         break
                     welcomed = self._session.welcome is not None
                     turned_away = not welcomed and self._session.ended_by_server

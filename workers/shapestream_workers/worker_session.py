@@ -130,7 +130,7 @@ class WorkerSession:
         self.ended_by_server = False
         """True if the server ended the session by a goodbye."""
         self.refused: WorkerRefused | None = None
-        """The server's refusal of this process; later entries do not change it."""
+        """The server's refusal of a model, while it has not welcomed this process with others."""
 
     def greet(self, now: float) -> None:
         """Begin a session, on a new connection or with a server that does not know this worker, once the slots are free."""
@@ -166,7 +166,7 @@ class WorkerSession:
                 if (difference_s := self._clock.difference_s) is not None:
                     self._slots.set_clock(difference_s - self._transit_s)
             case WorkerWelcome():
-                self.welcome = entry
+                self.welcome, self.refused = entry, None  # the other models are welcome
                 self._transit_s = min(self._transit_s, max(0.0, now - self._greeted_at) / 2)
                 self._slots.begin(
                     SlotSession(
@@ -178,19 +178,19 @@ class WorkerSession:
             case SetLogLevel() if entry.level in LEVELS:
                 change(entry.level)
             case WorkerRefused():
-                self.refused = self.refused or entry
-                self.ended = "the server refuses this worker"
+                self.refused = entry
+                log.error("worker refused", worker=self._hello.worker, model=entry.model, why=entry.message)
             case Unknown():
                 # One comes for each message that the server got before the greeting: greet once.
                 if self._draining:
                     self._leave()
                 elif self.welcome is not None:
                     self.greet(now)
-            case Goodbye() if self.refused is None:
+            case Goodbye():
                 self.ended = "drained" if self._draining else "the server said goodbye"
                 self.ended_by_server = True
                 self._slots.end()  # no server waits for the batches that still run
-            case Heartbeat() | Goodbye():
+            case Heartbeat():
                 pass
             case _:
                 self.ended = f"the server sent an unexpected {type(entry).__name__}"

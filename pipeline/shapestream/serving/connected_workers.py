@@ -34,6 +34,7 @@ from shapestream.serving.workers import (
     WorkerState,
     check_form,
     check_number,
+    narrowed,
     read_offer,
 )
 from shapestream.slices import SlicedWork, Slices
@@ -45,6 +46,7 @@ from shapestream.wire.messages import (
     BatchFailedEntry,
     Goodbye,
     SlotHello,
+    Unknown,
     WorkerHello,
     WorkerRefused,
 )
@@ -193,7 +195,7 @@ class ConnectedWorkers:
             self.leave(worker, "goodbye", now)
         elif worker.state is WorkerState.DRAINING and worker.peer is not None:
             log.info("worker drained", worker=worker.name, pid=worker.pid)
-            self._outgoing.say_once(worker.peer, Goodbye())
+            self._outgoing.say_once(worker.peer, Unknown() if worker.greets_anew else Goodbye())
             self._forget(worker, now)
 
     def let_go(self, worker: ConnectedWorker, now: float) -> None:
@@ -383,6 +385,8 @@ class Availability:
                 model = live
             worker.serves[name] = model
             self.models_added(new, now)
+        for name in worker.serves:
+            self._models.joined(name, worker.digests.get(name))
 
     def is_served(self, name: str) -> bool:
         """Tell whether any worker that is here has this model, in the generation that gets requests."""
@@ -408,6 +412,26 @@ class Availability:
         others = {other for other in others if not leaves(other.name)}
         return any(
             not any(self._serves(other, model.name, model) for other in others) for model in waited_for
+        )
+
+    def is_outdated(self, worker: ConnectedWorker) -> bool:
+        """Tell whether a worker has another model, by files, engine or signature, than others serve since a reload.
+
+        Not while requests wait for what only it has.
+        """
+        serves = worker.serves
+        stale = {other.name for other in self._models.others(serves, worker.digests, worker.engines)}
+        stale |= {name for name, model in serves.items() if model.latest().successor is not None}
+        if not stale or self.is_needed(worker):
+            return False
+        others = {slot.worker for slot in self._dispatcher.slots.values() if slot.worker.is_serving} - {
+            worker
+        }
+        return any(
+            self._serves(other, name, self._models.by_name.get(name))
+            and not any(self._models.others([name], other.digests, other.engines))
+            for name in stale
+            for other in others
         )
 
     def sweep(self, now: float) -> None:
@@ -448,7 +472,9 @@ class Availability:
             self._models.unavailable.pop(name, None)
 
     def workers_changed(self, now: float) -> None:
-        """Update the models that are new or were given up: a worker may serve them now."""
+        """Update the models that are new or were given up: a worker may serve them now. So with files that were kept."""
+        for name in [name for name in self._models.unused if not self.is_served(name)]:
+            self._models.use_files(name)
         self._models.new -= {name for name in self._models.new if self.is_served(name)}
         for name, why in self._given_up.items():
             known = name in self._models.unavailable
@@ -486,6 +512,10 @@ _OTHERS = {
     ServedPart.ENGINE: (
         "it has another engine, or another version of it, than the one that is served",
         "install the same version everywhere; to serve what is installed now, send the server SIGHUP or restart it",
+    ),
+    ServedPart.SIGNATURE: (
+        "its model has another signature than the one that is served",
+        "start it with the server's file, or reload the server with its file",
     ),
 }
 """Why a worker is refused whose model is another one than the served model of its name, and what to do."""
@@ -567,10 +597,21 @@ class Greetings:
             if self._reading.get(peer) is not hello:
                 return
             self._check_identity(peer, hello)
-            if others := list(self._models.others(offer.models, offer.digests, offer.engines)):
-                del self._reading[peer]
-                self._refuse_others(peer, hello, others)
+            others = list(self._models.others(offer.models, offer.digests, offer.engines))
+            is_own = self._processes.own(hello.worker)
+            for name, signature in () if is_own else offer.models.items():
+                if (other := self._models.other_signature(name, signature)) is not None:
+                    others.append(other)
+                yield
+            if self._reading.get(peer) is not hello:
                 return
+            self._tell_others(peer, hello, others)
+            rest = narrowed(offer, {other.name for other in others})
+            if others and (is_own or not rest.models or bool(rest.wide) != bool(offer.wide)):
+                del self._reading[peer]
+                self._workers.turn_away(peer)
+                return
+            offer = rest
             offered = yield from self._models.add_all(offer.models, offer.digests, offer.engines, hello.once)
         except (GreetingRefused, ConfigurationError) as error:
             if self._reading.get(peer) is hello:
@@ -636,8 +677,8 @@ class Greetings:
         self.drop(peer)
         self._workers.turn_away(peer)
 
-    def _refuse_others(self, peer: bytes, hello: WorkerHello, others: Sequence[OtherModel]) -> None:
-        """Tell a worker to end that has other files or another engine: all workers of a model must answer alike."""
+    def _tell_others(self, peer: bytes, hello: WorkerHello, others: Sequence[OtherModel]) -> None:
+        """Tell a worker which models are refused, and why: all workers of a model must answer alike."""
         for other in others:
             why, advice = _OTHERS[other.what]
             log.error(
@@ -654,4 +695,3 @@ class Greetings:
             self._outgoing.say_once(peer, WorkerRefused(model=other.name, message=words))
         for what in dict.fromkeys(other.what for other in others):
             self._statistics.peers_lost[f"worker: other {what.value}"] += 1
-        self._workers.turn_away(peer)

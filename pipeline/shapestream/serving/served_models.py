@@ -287,11 +287,11 @@ def _row_calls(signature: ModelSignature, max_batch: int) -> tuple[tuple[int, ..
     return tuple(calls)
 
 
-def _difference(known: ModelSignature, other: ModelSignature) -> str:
-    """Return the first line in which two descriptions differ."""
+def _difference(known: ModelSignature, other: ModelSignature) -> tuple[str, str]:
+    """Return the first line in which two descriptions differ, of each."""
     lines = zip_longest(known.describe(), other.describe(), fillvalue="nothing")
     ours, theirs = next((pair for pair in lines if pair[0] != pair[1]), ("", ""))
-    return f"{ours.strip()!r} here, {theirs.strip()!r} there"
+    return ours.strip(), theirs.strip()
 
 
 def most_rows(signature: ModelSignature, limits: Limits = WORKER_LIMITS) -> int:
@@ -328,6 +328,7 @@ class ServedPart(Enum):
 
     FILES = "files"
     ENGINE = "engine"
+    SIGNATURE = "signature"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,7 +338,7 @@ class OtherModel:
     name: str
     what: ServedPart
     serves: str
-    """The digest of the served files, or the served engine with its version."""
+    """The digest of the served files, the served engine with its version, or a line of the served signature."""
     offers: str | None
     """The worker's; None if it did not say."""
 
@@ -382,6 +383,11 @@ class ServedModels:
         """Promised names that were added to the configuration after the start, and that no worker has brought yet."""
         self.digests = dict(digests or {})
         """Known sha256 digests of the models' files, by name. The first worker of a model without one sets it."""
+        self.former: dict[str, str] = {}
+        """Digests of the files before a reload, by name, while no worker with the present ones has joined."""
+        self.unused: dict[str, str] = {}
+        """Digests of a reload's files that no worker could be started with. They count when the last worker that has others
+        is gone."""
         self.engines: dict[str, str] = {}
         """The engine of each model, with its version, in the words of the first worker that brought one."""
         self.by_name: dict[str, ServedModel] = {}
@@ -468,8 +474,51 @@ class ServedModels:
                 (ServedPart.FILES, self.digests, digests),
                 (ServedPart.ENGINE, self.engines, engines),
             ):
-                if served.get(name) not in (None, offered.get(name)):
-                    yield OtherModel(name=name, what=what, serves=served[name], offers=offered.get(name))
+                mine = offered.get(name)
+                if served.get(name) in (None, mine) or (
+                    served is self.digests and self.former.get(name, "") == mine
+                ):
+                    continue
+                yield OtherModel(name=name, what=what, serves=served[name], offers=mine)
+
+    def other_signature(self, name: str, signature: ModelSignature) -> OtherModel | None:
+        """Return a worker's model if it has another signature than the served one, and no reload lets it change that."""
+        live = self.by_name.get(name)
+        if live is None or name in self.changing:
+            return None
+        known = [live, *[old for old in self.retiring.values() if old.name == name]]
+        if any(model.description == signature.to_dict() for model in known):
+            return None
+        ours, theirs = _difference(live.signature, signature)
+        return OtherModel(name=name, what=ServedPart.SIGNATURE, serves=ours, offers=theirs)
+
+    def joined(self, name: str, digest: str | None) -> None:
+        """Note that a worker serves a model: if from the present files, no worker may join with those before any more."""
+        if digest == self.digests.get(name):
+            self.former.pop(name, None)
+
+    def serve_files(self, digests: Mapping[str, str], served: Collection[str]) -> None:
+        """Serve the models from files of these digests. `served`: those that workers serve, perhaps from others.
+
+        For a model without a digest the first worker that joins names it, and so it does for the engine of each model.
+        """
+        before, self.digests = self.digests, dict(digests)
+        self.former = {
+            name: self.former.get(name, digest)
+            for name, digest in before.items()
+            if name in served and digests.get(name) not in (None, digest)
+        }
+        self.unused.clear()
+        self.engines.clear()
+
+    def keep_files(self, digests: Mapping[str, str]) -> None:
+        """Serve these models from files of these digests after all: no worker could be started with the others."""
+        self.unused.update({name: self.digests[name] for name in digests if name in self.digests})
+        self.digests.update(digests)
+
+    def use_files(self, name: str) -> None:
+        """Serve a model from the files of the last reload, since no worker is left that has others."""
+        self.digests[name] = self.unused.pop(name)
 
     @property
     def promised(self) -> list[str]:
@@ -549,6 +598,7 @@ class ServedModels:
         if live.description == model.description and live.chain is None:
             model.number, model.like = live.number, live.key
         else:
+            self.changing.discard(model.name)  # else an old worker that comes back would change it again
             model.number = next(self._numbers)
             self._keep_number(live)
         self.by_name[model.name] = self.by_number[model.number] = model
@@ -582,7 +632,7 @@ class ServedModels:
     def forget(self, name: str) -> ServedModel | None:
         """Forget a model that was removed from the configuration, and has no request left; None if it had never come."""
         self._withdrawn.discard(name)
-        for known in (self.expected, self.unavailable, self.digests, self.engines):
+        for known in (self.expected, self.unavailable, self.digests, self.former, self.unused, self.engines):
             known.pop(name, None)
         for number in self._old_numbers.pop(name, ()):
             self.by_number.pop(number, None)
@@ -739,8 +789,9 @@ class ServedModels:
             if old.name == name and old.description == description and not changes:
                 return old  # it has lost its connection
         if not changes:
+            ours, theirs = _difference(live.signature, signature)
             text = (
-                f"model {name!r} is served with another signature: {_difference(live.signature, signature)} "
+                f"model {name!r} is served with another signature: {ours!r} here, {theirs!r} there "
                 "(reload the server with the file of this worker, or give the model another name)"
             )
             raise ConfigurationError([text])

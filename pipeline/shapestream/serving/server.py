@@ -399,21 +399,20 @@ class Server:
     def serve_files(self, digests: Mapping[str, str]) -> None:
         """Serve the models from files of these digests from now on. Workers that have read other files are refused.
 
-        Connected workers stay. For a model without a digest, the first worker that joins names it, and so it does for the
-        engine of each model.
+        Connected workers stay, and until one with these files has joined, others may join with those before. For a model
+        without a digest, the first worker that joins names it, and so it does for the engine of each model.
         """
         for name, digest in digests.items():
             before = self._models.digests.get(name)
             if before is not None and before != digest:
                 log.info("model has other files", model=name, digest=digest, before=before)
-        self._models.digests = dict(digests)
-        self._models.engines.clear()
+        self._models.serve_files(digests, [name for name in digests if self._availability.is_served(name)])
         self._auditor.files_changed()
         self._shadows.renew()
 
     def keep_files(self, digests: Mapping[str, str]) -> None:
         """Serve these models from files of these digests after all: no worker could be started with the others."""
-        self._models.digests.update(digests)
+        self._models.keep_files(digests)
 
     def let_in(self, ring: KeyRing) -> None:
         """Replace the list of keys, and cut off peers with other keys. Does nothing where no keys are required."""

@@ -350,7 +350,7 @@ class WorkerPort:
         return state
 
     def beat(self, now: float) -> None:
-        """End the sessions of silent workers, and send the time to the others."""
+        """End the sessions of silent workers and of outdated ones, and send the time to the others."""
         # While messages are unread, the next of them may be of a worker that seems silent.
         read_empty, silence_s = self.outgoing.socket.drained, self._settings.worker_silence_s
         for worker in list(self._workers.controls.values()):
@@ -360,6 +360,12 @@ class WorkerPort:
             elif read_empty and now - worker.heard_at > silence_s:
                 self.processes.silent(worker.name, now)
                 self._workers.leave(worker, "silent", now)
+            elif worker.dialled_in and worker.is_serving and self._availability.is_outdated(worker):
+                what = "it gets nothing more, and greets anew when it has answered"
+                log.info("worker is outdated", worker=worker.name, pid=worker.pid, what=what)
+                worker.greets_anew = True
+                self._workers.close(worker, "drain", now)
+                self._workers.dismiss_if_idle(worker, now)
         self.processes.kill_silent(now)
         for worker in self._workers.controls.values():
             self._send_time(worker, now)

@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from shapestream.scheduling.batches import Batch
 from shapestream.serving.port_traffic import Outgoing, PeerLink
@@ -47,6 +47,7 @@ from shapestream_engine.probing.tolerances import OutputTolerance
 from shapestream_engine.signature import ModelSignature
 
 log = get_logger()
+V = TypeVar("V")
 
 # How long before a slot becomes free its next batch is sent, to be there in time: the event loop's turn, the decision, the
 # sockets and the thread's wake-up. Seen on two busy cores: without prefetch a slot stood still for 0.2 to 0.3 ms between
@@ -252,6 +253,23 @@ class Offer:
     """The engine that computes each model, with its version, in the worker's words; some models may have none."""
 
 
+def narrowed(offer: Offer, without: Collection[str]) -> Offer:
+    """Return the offer without these models."""
+
+    def left(found: Mapping[str, V]) -> dict[str, V]:
+        return {name: value for name, value in found.items() if name not in without}
+
+    return replace(
+        offer,
+        models=left(offer.models),
+        costs=left(offer.costs),
+        wide=left(offer.wide),
+        digests=left(offer.digests),
+        tolerances=left(offer.tolerances),
+        engines=left(offer.engines),
+    )
+
+
 def read_offer(hello: WorkerHello) -> Slices[Offer]:
     """Read a worker's offer, a model per slice.
 
@@ -357,6 +375,8 @@ class ConnectedWorker(PeerLink):
         "costs",
         "dialled_in",
         "digests",
+        "engines",
+        "greets_anew",
         "models",
         "name",
         "pid",
@@ -401,6 +421,9 @@ class ConnectedWorker(PeerLink):
         self.wide = offer.wide
         """Costs of the models of its wide slot, which is the last one of `slots`; empty: it has none."""
         self.digests = offer.digests
+        self.engines = offer.engines
+        self.greets_anew = False
+        """Whether it drains to greet once more, since a reload has changed what it serves."""
         self.tolerances = offer.tolerances
         self.session = session
         """Number of the session; this server uses none twice."""

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import trio
-from tests.entries import Execute
+from tests.entries import (
+    Execute,
+    Goodbye,
+    ResultEntry,
+    SlotHello,
+    Unknown,
+    WorkerRefused,
+    WorkerWelcome,
+    request_of,
+)
 from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.echo_model import SIGNATURE, done, request
-from tests.pipeline.serving.harness import memory_serving
+from tests.pipeline.serving.echo_model import SIGNATURE, done, echo_tensors, request
+from tests.pipeline.serving.harness import Running, memory_serving
+from tests.pipeline.serving.raw_peer import RawPeer, hello_of
 from trio.testing import wait_all_tasks_blocked
 
 from shapestream.settings import ModelSettings
+from shapestream.wire.codec import encode
 from shapestream_engine.output_rules import Rows
 from shapestream_engine.ports import OutputPort
 from shapestream_engine.shapes import NamedShape
@@ -20,6 +32,8 @@ ECHO = ModelSettings(name="echo")
 RELOADED = ECHO.model_copy(update={"calibration_s": 0.0})
 OTHER = replace(SIGNATURE, outputs=(OutputPort("z", "f32", NamedShape.parse("batch, n"), Rows()),))
 """What a reload makes of the echo: its output has another name."""
+OLD, NEW = "0" * 64, "1" * 64
+SECOND = replace(SIGNATURE, name="second")
 
 
 @virtual_time
@@ -64,3 +78,98 @@ async def test_an_old_worker_is_finished_as_soon_as_the_last_request_for_it_has_
             await finished.wait()
             assert trio.current_time() == ended_at
             assert [2] == await client.sequences(1)
+
+
+async def refusal(peer: RawPeer, **said: Any) -> WorkerRefused:
+    """What a worker is told that has to greet anew, once it has."""
+    await peer.hear(Unknown)
+    peer.say(hello_of(**said))
+    return await peer.hear(WorkerRefused)
+
+
+@virtual_time
+async def test_a_dialled_in_worker_of_old_files_serves_until_another_has_the_new_ones() -> None:
+    """It may even lose its connection. Then it finishes what it has, gets nothing more, and is told why."""
+    async with memory_serving(models={"echo": ECHO}, digests={"echo": OLD}) as running:
+        lost = await running.joined("old", digests={"echo": OLD})
+        running.server.serve_files({"echo": NEW})
+        lost.close()
+        old = await running.joined("old", digests={"echo": OLD})
+        client = await running.greeted()
+        client.say(request(1))
+        execute = await old.hear(Execute)
+        new = await running.joined("new", digests={"echo": NEW})
+        await trio.sleep(1.5)
+        client.say(request(2))
+        await new.run_next()
+        assert not old.has_heard(Unknown)
+        old.say(done(execute))
+        answered = {entry.sequence: entry.timings.digest for entry in await client.hear_each(ResultEntry, 2)}
+        assert {1: OLD, 2: NEW} == answered
+        refused = await refusal(old, worker="old", digests={"echo": OLD})
+        assert "echo" == refused.model
+        assert "it has read other bytes of the model's files" in refused.message
+        await old.hear(Goodbye)
+        assert ["new/0"] == list((await client.statistics())["slots"])
+
+
+@virtual_time
+async def test_a_dialled_in_worker_of_an_old_signature_is_told_when_nothing_waits_for_it() -> None:
+    """Not before, and it cannot turn the model back."""
+    async with memory_serving(models={"echo": ECHO}) as running:
+        client, old, execute = await running.busy_worker()
+        running.server.model_expected("echo", RELOADED, may_change=True)
+        new = await running.joined("new", signature=OTHER)
+        await trio.sleep(1.5)
+        old.take_arrived()
+        assert not old.has_heard(Unknown)
+        old.say(done(execute))
+        assert [1] == await client.sequences(1)
+        refused = await refusal(old)
+        assert "its model has another signature" in refused.message
+        await old.hear(Goodbye)
+        assert ["new/0"] == list((await client.statistics())["slots"])
+        assert not new.has_heard(Goodbye)
+
+
+@virtual_time
+async def test_a_dialled_in_worker_goes_on_with_its_other_models() -> None:
+    """It is told which one is refused, and gets requests for what is left."""
+    models = {"echo": ECHO, "second": ModelSettings(name="second")}
+    both = {"models": {"echo": SIGNATURE.to_dict(), "second": SECOND.to_dict()}, "digests": {"echo": OLD}}
+    async with memory_serving(models=models, digests={"echo": OLD}) as running:
+        old = await running.joined("old", **both)
+        running.server.serve_files({"echo": NEW})
+        new = await running.joined("new", digests={"echo": NEW})
+        assert "echo" == (await refusal(old, worker="old", **both)).model
+        old = await welcomed(running, old)
+        client = await running.greeted(model="second")
+        client.say(request(1), request_of(2, echo_tensors(), model=1))
+        assert ("echo", "second") == ((await new.run_next()).model, (await old.run_next()).model)
+        assert [1, 2] == sorted(await client.sequences(2))
+
+
+async def welcomed(running: Running, worker: RawPeer) -> RawPeer:
+    """The worker, whose slot has greeted after its welcome."""
+    token = (await worker.hear(WorkerWelcome)).token
+    worker.slots = [running.workers.connect()]
+    worker.slots[0].send_nowait(encode([SlotHello(token=token, slot=0)], limits=worker.limits))
+    await wait_all_tasks_blocked()
+    return worker
+
+
+@virtual_time
+async def test_files_that_no_worker_could_be_started_with_count_when_no_other_worker_is_left() -> None:
+    """A worker that comes back has read them, since the old ones are gone from the disk."""
+    async with memory_serving(models={"echo": ECHO}, digests={"echo": OLD}) as running:
+        old = await running.joined("old", digests={"echo": OLD})
+        running.server.serve_files({"echo": NEW})
+        running.server.keep_files({"echo": OLD})
+        early = running.worker()
+        early.say(hello_of(worker="early", digests={"echo": NEW}))
+        assert f"and {OLD} is served" in (await early.hear(WorkerRefused)).message
+        old.close()
+        await trio.sleep(1.5)  # the server notices when it sends a heartbeat
+        await running.joined("new", digests={"echo": NEW})
+        client = await running.greeted()
+        assert {"echo": NEW} == (await client.statistics())["digests"]
