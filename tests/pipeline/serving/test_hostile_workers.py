@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.entries import WORKER_PROTOCOL, Goodbye, Role
+from tests.entries import WORKER_PROTOCOL, Goodbye, Role, WorkerRefused
 from tests.pipeline.serving.clocks import real_time
 from tests.pipeline.serving.hostile import Hostile, assert_memory_kept, watched
 from tests.pipeline.serving.raw_messages import INLINE, LAYOUT, Frames, message, packed
@@ -70,9 +70,6 @@ FORGED: dict[str, Frames] = {
     "models in a list": hello(models=["remote"]),
     "a model that is nothing": hello(models={"remote": {}}),
     "a model under another name": hello(models={"other": DESCRIBED}),
-    "a known model with another signature": hello(
-        models={"scaled": {**DESCRIBED, "name": "scaled"}}, engines={"scaled": "function"}
-    ),
     "a model nested too deeply": model(name="other", extra=deep(40)),
     "inputs in a map": model(name="other", inputs={"x": {}}),
     "65 inputs": model(
@@ -149,6 +146,18 @@ async def test_a_forged_worker_is_cut_off(name: str, server: Hostile) -> None:
             await ask_remote(watch.honest, 500)
             await answer_remote(good, watch.honest, 500)
         await watch.done("bad_messages.workers")
+
+
+@real_time
+async def test_a_known_model_with_another_signature_is_refused_by_its_name(server: Hostile) -> None:
+    """No forgery: a reload may have changed the model since the worker has read it."""
+    async with watched(server) as watch, dialled(server.workers, Role.WORKER) as other:
+        other.connection.send_nowait(
+            hello(models={"scaled": {**DESCRIBED, "name": "scaled"}}, engines={"scaled": "function"})
+        )
+        assert "scaled" == (await other.hear(WorkerRefused)).model
+        await other.hear(Goodbye)
+        await watch.moved(None)
 
 
 def test_none_of_this_stays_in_memory(server: Hostile, resident_at_first: int) -> None:
