@@ -70,7 +70,8 @@ def drop_what_is_gone() -> None:
     """Collect garbage among all objects, those of `keep_what_is_loaded` too, and return freed memory to the system.
 
     For a process that has replaced its models: an engine's requests form reference cycles with their tensors, which hold the
-    memory of the model. It stops the event loop, for some 0.1 s in a large server.
+    memory of the model. It stops the event loop: for 70 ms of a server with 76,000 objects, 0.1 s with 200,000 more (one
+    core, 2026-11-29). Kept replies are none of them: the collector does not track their tuples.
     """
     from shapestream.serving.allocator import give_back_freed_memory
 
