@@ -417,12 +417,12 @@ class Availability:
     def is_outdated(self, worker: ConnectedWorker) -> bool:
         """Tell whether a worker has another model, by files, engine or signature, than others serve since a reload.
 
-        Not while requests wait for what only it has.
+        Not while an old generation of it has requests: it would be welcome again.
         """
-        serves = worker.serves
-        stale = {other.name for other in self._models.others(serves, worker.digests, worker.engines)}
-        stale |= {name for name, model in serves.items() if model.latest().successor is not None}
-        if not stale or self.is_needed(worker):
+        old = [model for served in worker.serves.values() if (model := served.latest()).successor is not None]
+        stale = {other.name for other in self._models.others(worker.serves, worker.digests, worker.engines)}
+        stale.update([model.name for model in old])
+        if not stale or not all(map(self._dispatcher.is_idle, old)):
             return False
         others = {slot.worker for slot in self._dispatcher.slots.values() if slot.worker.is_serving} - {
             worker

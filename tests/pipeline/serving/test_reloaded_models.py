@@ -118,16 +118,19 @@ async def test_a_dialled_in_worker_of_an_old_signature_is_told_when_nothing_wait
     """Not before, and it cannot turn the model back."""
     async with memory_serving(models={"echo": ECHO}) as running:
         client, old, execute = await running.busy_worker()
+        second = await running.joined("second")
         running.server.model_expected("echo", RELOADED, may_change=True)
         new = await running.joined("new", signature=OTHER)
         await trio.sleep(1.5)
-        old.take_arrived()
-        assert not old.has_heard(Unknown)
+        for worker in (old, second):
+            worker.take_arrived()
+            assert not worker.has_heard(Unknown)
         old.say(done(execute))
         assert [1] == await client.sequences(1)
-        refused = await refusal(old)
-        assert "its model has another signature" in refused.message
-        await old.hear(Goodbye)
+        for name, worker in (("w", old), ("second", second)):
+            refused = await refusal(worker, worker=name)
+            assert "its model has another signature" in refused.message
+            await worker.hear(Goodbye)
         assert ["new/0"] == list((await client.statistics())["slots"])
         assert not new.has_heard(Goodbye)
 
