@@ -149,3 +149,19 @@ def test_workers_that_dial_in_serve_on_until_one_with_the_new_files_has_come(wor
         (why,) = first.events("worker refused")
         assert "it has read other bytes of the model's files" in why["why"]
         assert {(3.0, new)} == answers(client, 40)
+
+
+def test_after_a_failed_reload_the_old_files_are_served_until_their_last_worker_dies(workplace: Any) -> None:
+    """It comes back with what is on the disk by then, which is neither the old file nor the one that failed."""
+    path, old = model_in(workplace, 2.0)
+    served = workplace.serve(SCALING + "    workers: [{count: 1, slots: 1, threads: 1}]\n")
+    served.wait_for("workers ready")
+    with served.client() as client:
+        path.write_bytes(bytes(100))
+        served.send(signal.SIGHUP)
+        (ended,) = served.wait_for("reload ended")
+        assert ("incomplete", ["w0"]) == (ended["result"], [*ended["kept"]])
+        assert {(2.0, old)} == answers(client, 40)
+        _, new = model_in(workplace, 3.0)
+        os.kill(served.workers()["w0"], signal.SIGKILL)
+        assert {(3.0, new)} == answers(client, 40)

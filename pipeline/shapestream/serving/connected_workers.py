@@ -472,9 +472,9 @@ class Availability:
             self._models.unavailable.pop(name, None)
 
     def workers_changed(self, now: float) -> None:
-        """Update the models that are new or were given up: a worker may serve them now. So with files that were kept."""
-        for name in [name for name in self._models.unused if not self.is_served(name)]:
-            self._models.use_files(name)
+        """Update the models that are new or were given up: a worker may serve them now. So of files that were kept."""
+        for name in [name for name in self._models.kept if not self.is_served(name)]:
+            self._models.lose_files(name)
         self._models.new -= {name for name in self._models.new if self.is_served(name)}
         for name, why in self._given_up.items():
             known = name in self._models.unavailable

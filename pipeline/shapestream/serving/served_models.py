@@ -385,9 +385,8 @@ class ServedModels:
         """Known sha256 digests of the models' files, by name. The first worker of a model without one sets it."""
         self.former: dict[str, str] = {}
         """Digests of the files before a reload, by name, while no worker with the present ones has joined."""
-        self.unused: dict[str, str] = {}
-        """Digests of a reload's files that no worker could be started with. They count when the last worker that has others
-        is gone."""
+        self.kept: set[str] = set()
+        """Names whose files were replaced, and no worker could be started with the new ones."""
         self.engines: dict[str, str] = {}
         """The engine of each model, with its version, in the words of the first worker that brought one."""
         self.by_name: dict[str, ServedModel] = {}
@@ -508,17 +507,18 @@ class ServedModels:
             for name, digest in before.items()
             if name in served and digests.get(name) not in (None, digest)
         }
-        self.unused.clear()
+        self.kept.clear()
         self.engines.clear()
 
     def keep_files(self, digests: Mapping[str, str]) -> None:
         """Serve these models from files of these digests after all: no worker could be started with the others."""
-        self.unused.update({name: self.digests[name] for name in digests if name in self.digests})
+        self.kept.update(digests)
         self.digests.update(digests)
 
-    def use_files(self, name: str) -> None:
-        """Serve a model from the files of the last reload, since no worker is left that has others."""
-        self.digests[name] = self.unused.pop(name)
+    def lose_files(self, name: str) -> None:
+        """Serve a model from what the next worker has read: the last one with the files before is gone, and so are they."""
+        self.kept.remove(name)
+        del self.digests[name]
 
     @property
     def promised(self) -> list[str]:
@@ -632,7 +632,8 @@ class ServedModels:
     def forget(self, name: str) -> ServedModel | None:
         """Forget a model that was removed from the configuration, and has no request left; None if it had never come."""
         self._withdrawn.discard(name)
-        for known in (self.expected, self.unavailable, self.digests, self.former, self.unused, self.engines):
+        self.kept.discard(name)
+        for known in (self.expected, self.unavailable, self.digests, self.former, self.engines):
             known.pop(name, None)
         for number in self._old_numbers.pop(name, ()):
             self.by_number.pop(number, None)

@@ -162,8 +162,8 @@ async def welcomed(running: Running, worker: RawPeer) -> RawPeer:
 
 
 @virtual_time
-async def test_files_that_no_worker_could_be_started_with_count_when_no_other_worker_is_left() -> None:
-    """A worker that comes back has read them, since the old ones are gone from the disk."""
+async def test_files_that_a_failed_reload_kept_are_served_while_a_worker_has_them() -> None:
+    """They are gone from the disk, so a worker that comes back has others."""
     async with memory_serving(models={"echo": ECHO}, digests={"echo": OLD}) as running:
         old = await running.joined("old", digests={"echo": OLD})
         running.server.serve_files({"echo": NEW})
