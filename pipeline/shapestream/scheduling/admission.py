@@ -86,7 +86,7 @@ class Admission:
             return Refusal("deadline_exceeded", "the deadline had passed on arrival")
         whole = self.room
         room = queue.shares.room
-        room.ask(arrival.client, arrival.model, now)
+        room.ask(arrival.client, queue.bare_name, now)
         if arrival.since is not None:  # its parent was admitted, with room for it
             terms = self._terms_of(arrival, queue)
             if isinstance(terms, Refusal) or arrival.deadline is None:
@@ -105,8 +105,8 @@ class Admission:
             return terms
         if client is not None and arrival.client in room.several:
             models = room.models(arrival.client)
-            flow = client.flows.get(arrival.model)
-            if flow is not None and room.exceeds_part(flow, models, arrival.nbytes, parts):
+            flows = [flow for flow in client.flows.values() if flow.name == queue.bare_name]
+            if room.exceeds_part(flows, models, arrival.nbytes, parts):
                 return self._overloaded(
                     queue,
                     Overload.MODEL_SHARE,

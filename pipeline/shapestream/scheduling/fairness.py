@@ -7,7 +7,8 @@ A client is whatever the caller numbers as one: a key with all its connections, 
 1996): first between clients, then between the models of one client. Predicted seconds take the place of packet lengths.
 
 - Each client has an account on the scale of virtual time (`ClientShare.start_s`). It has one `Flow` per model, with an
-  account on a scale of the client's own. The smallest account, less the bonus of priority, has the turn.
+  account on a scale of the client's own. The smallest account, less the bonus of priority, has the turn. The versions of a
+  name, and its generations, have one account together, or a name with two would get twice the share of another.
 - When a batch starts, its predicted seconds are charged to its members' clients, in proportion to what each request would
   cost in an efficient batch (`ModelQueue.take`). *Seconds of all slots* are slot seconds / slots that serve the model.
 - A client that was held up is owed its share of at most `OWED_S` of work. A client that had nothing queued starts at virtual
@@ -28,9 +29,10 @@ A client is whatever the caller numbers as one: a key with all its connections, 
 
 **Room.** The queue is bounded in requests, bytes and, if asked, seconds of predicted work. Requests and bytes are divided
 between *groups* of models that share slots: each group with queued requests has an equal part, and one more part is kept
-for the first request of any other group. Within a group, a client may fill more than its fair share, but must leave one
-share free. The share of a client that asks several models is divided between these in the same way. A request that is
-larger than a part may wait alone. No admitted request is dropped to make room.
+for the first request of any other group. Groups with versions of one name have one part together, which is divided between
+them in the same way: a canary that hangs fills half of it at most. Within a group, a client may fill more than its fair
+share, but must leave one share free. The share of a client that asks several names is divided between these in the same way.
+A request that is larger than a part may wait alone. No admitted request is dropped to make room.
 
 A client counts if it *asked lately*: since the group's content was replaced last, or between the last two replacements. It
 is replaced when as many requests were admitted, or as many clients asked, as the queue may hold requests. That bounds the
@@ -43,6 +45,7 @@ contention, the order is that of arrival.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any, Generic, TypeVar
@@ -83,9 +86,11 @@ FlowT = TypeVar("FlowT", bound="Flow")
 class ClientShare(Generic[FlowT]):
     """The account of a client at the models that share slots."""
 
-    __slots__ = ("flows", "queued", "start_s", "unfinished", "virtual_s")
+    __slots__ = ("flows", "has_versions", "queued", "start_s", "unfinished", "virtual_s")
 
     def __init__(self) -> None:
+        self.has_versions = False
+        """Whether any two of its flows are of one name."""
         self.start_s = 0.0
         """Where its next turn starts, on the scale of virtual time."""
         self.virtual_s = 0.0
@@ -101,12 +106,17 @@ class ClientShare(Generic[FlowT]):
 class Flow:
     """The account and the counters of one client's queued requests for one model."""
 
-    __slots__ = ("client", "has_priorities", "last", "queued", "queued_bytes", "queued_s", "start_s")
+    __slots__ = ("client", "has_priorities", "last", "name", "queued", "queued_bytes", "queued_s", "start_s")
 
-    def __init__(self, client: ClientShare[Any]) -> None:
+    def __init__(self, client: ClientShare[Any], name: str) -> None:
+        """`name`: of the model, without its version and its generation."""
         self.client = client
+        self.name = name
         self.start_s = client.virtual_s
-        """Where its next turn starts, on the scale of its client's virtual time."""
+        """Where its next turn starts, on the scale of its client's virtual time. Flows of one name have one account."""
+        for other in self.others_of_name():
+            self.start_s = other.start_s
+            client.has_versions = True
         self.queued = 0
         """Requests that wait for their first turn."""
         self.queued_bytes = 0
@@ -116,6 +126,15 @@ class Flow:
         """Place and rank of the newest of the requests that are alike; empty while nothing is queued."""
         self.has_priorities = False
         """Whether any request had a priority since the flow was empty: the next one may then go before the first."""
+
+    def others_of_name(self) -> list[Flow]:
+        """Return its client's other flows of the same name."""
+        return [one for one in self.client.flows.values() if one.name == self.name and one is not self]
+
+    def share_account(self) -> None:
+        """Let the other flows of its name have the same account."""
+        for other in self.others_of_name():
+            other.start_s = self.start_s
 
     def run_empty(self) -> None:
         """Reset the counters when the last request has left."""
@@ -270,7 +289,9 @@ class FairShares(Generic[FlowT]):
                 client.virtual_s = max([other.start_s for other in client.flows.values()])
         if not flow.queued:
             client.queued += 1
-            if flow.start_s < client.virtual_s:
+            if flow.start_s < client.virtual_s and not (
+                client.has_versions and any(other.queued for other in flow.others_of_name())
+            ):
                 flow.start_s = client.virtual_s
         start_s = client.start_s
         place = start_s + (flow.queued_s if client.queued == 1 else _ahead_s(flow))
@@ -349,6 +370,8 @@ class FairShares(Generic[FlowT]):
             start_s = flow.start_s + own_s
             least_s = client.virtual_s - OWED_S
             flow.start_s = start_s if start_s > least_s else least_s
+            if client.has_versions:
+                flow.share_account()
             start_s = client.start_s + own_s
             if start_s < least_start_s:
                 start_s = least_start_s
@@ -366,6 +389,8 @@ class FairShares(Generic[FlowT]):
         self.virtual_s += share_s / (self.present + 1)
         client.start_s = (client.start_s if client.queued else max(client.start_s, self.virtual_s)) + share_s
         flow.start_s += share_s
+        if client.has_versions:
+            flow.share_account()
         self._furthest_s = max(self._furthest_s, client.start_s)
 
     # ------------------------------------------------------------ clients
@@ -389,6 +414,7 @@ class FairShares(Generic[FlowT]):
             own.start_s = max(own.start_s, theirs.start_s)
             own.virtual_s = max(own.virtual_s, theirs.virtual_s)
             own.flows.update(theirs.flows)
+            own.has_versions = len({flow.name for flow in own.flows.values()}) < len(own.flows)
             for flow in theirs.flows.values():
                 flow.client = own
         self.present = sum([known.unfinished > 0 for known in self._clients.values()])
@@ -405,11 +431,11 @@ class FairShares(Generic[FlowT]):
             if known.unfinished
         }
 
-    def forget_model(self, model: str) -> None:
-        """Forget the accounts of a model that is gone. None of its flows holds a request."""
+    def forget_model(self, model: str, name: str) -> None:
+        """Forget the accounts of a model that is gone. None of its flows holds a request. `name`: without its version."""
         for client in self._clients.values():
             client.flows.pop(model, None)
-        self.room.forget_model(model)
+        self.room.forget_model(name)
 
     def _forget(self) -> None:
         """Forget clients without requests that owe nothing."""
@@ -441,14 +467,30 @@ def _ahead_s(flow: Flow) -> float:
     ahead_s = own_s = flow.queued_s
     for other in flow.client.flows.values():
         if other.queued and other is not flow:
+            if other.name == flow.name:
+                ahead_s += other.queued_s  # one account, so they go in order of arrival
+                continue
             ahead_s += min(own_s, other.queued_s) + max(0.0, flow.start_s - other.start_s)
     return ahead_s
 
 
-class QueueRoom:
-    """The content of the whole queue, its bounds, and the number of groups that divide it."""
+class RoomPart:
+    """The groups of models that have names in common: one part of the room."""
 
-    __slots__ = ("groups", "max_bytes", "max_requests", "nbytes", "requests", "waiting")
+    __slots__ = ("groups", "models", "waiting")
+
+    def __init__(self) -> None:
+        self.groups: list[GroupRoom] = []
+        self.models: Counter[str] = Counter()
+        """The number of its models by name, without versions."""
+        self.waiting = 0
+        """Groups for which a request waits."""
+
+
+class QueueRoom:
+    """The content of the whole queue, its bounds, and the parts that divide it."""
+
+    __slots__ = ("by_name", "groups", "max_bytes", "max_requests", "nbytes", "parts", "requests", "waiting")
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:
         if max_requests < 1 or max_bytes < 1:
@@ -458,8 +500,11 @@ class QueueRoom:
         self.requests = 0
         self.nbytes = 0
         self.groups = 0
+        self.by_name: dict[str, RoomPart] = {}
+        self.parts = 0
+        """Distinct ones of these."""
         self.waiting = 0
-        """Groups for which a request waits."""
+        """Parts for which a request waits."""
 
 
 class GroupRoom:
@@ -473,15 +518,24 @@ class GroupRoom:
         "_until_replaced",
         "nbytes",
         "others_at",
+        "part",
         "requests",
         "several",
         "sharing",
         "whole",
     )
 
-    def __init__(self, whole: QueueRoom) -> None:
+    def __init__(self, whole: QueueRoom, name: str) -> None:
+        """`name`: of its only model, without the version."""
         self.whole = whole
         whole.groups += 1
+        part = whole.by_name.get(name)
+        if part is None:
+            part = whole.by_name[name] = RoomPart()
+            whole.parts += 1
+        part.groups.append(self)
+        part.models[name] += 1
+        self.part = part
         self.requests = 0
         self.nbytes = 0
         self.sharing = 0
@@ -489,7 +543,7 @@ class GroupRoom:
         self.several: set[int] = set()
         """Those of them that asked several models."""
         self._asked: dict[int, set[str]] = {}
-        """The clients that asked since the content was replaced, and the models that they asked."""
+        """The clients that asked since the content was replaced, and the names of models that they asked."""
         self._asked_before: dict[int, set[str]] = {}
         """Those that did while it was being replaced."""
         self._until_replaced = whole.max_requests
@@ -501,12 +555,15 @@ class GroupRoom:
 
     @property
     def parts(self) -> int:
-        """The number of parts into which the room is divided once a request waits here.
+        """The number of pieces into which the room is divided once a request waits here; the group has one.
 
-        One for each group for which requests wait, and one for the first that comes of all others.
+        The room has a part for all names for which requests wait, and one for the first that comes of all others. The
+        groups of one name divide their part in the same way.
         """
-        waiting = self.whole.waiting + (not self.requests)
-        return waiting + (waiting < self.whole.groups)
+        whole, part = self.whole, self.part
+        waiting = whole.waiting + (not part.waiting)
+        groups = part.waiting + (not self.requests)
+        return (waiting + (waiting < whole.parts)) * (groups + (groups < len(part.groups)))
 
     def ask(self, client: int, model: str, now: float) -> None:
         """Note that a client wants room for a model: both have a share from now on."""
@@ -550,15 +607,15 @@ class GroupRoom:
             held_bytes, nbytes, self.nbytes, most_bytes, share_bytes, share_bytes
         )
 
-    def exceeds_part(self, flow: Flow, models: int, nbytes: int, parts: int) -> bool:
-        """Tell whether one more request would take a flow above its part of the client's share and leave no part free.
+    def exceeds_part(self, flows: Sequence[Flow], models: int, nbytes: int, parts: int) -> bool:
+        """Tell whether one more request would take the flows of a name above their part and leave no part free.
 
         The client asks so many `models`. Apart from a part for one of the others, a share for another client stays free.
         """
         whole = self.whole
         for held, more, used, most in (
-            (flow.queued, 1, self.requests, whole.max_requests / parts),
-            (flow.queued_bytes, nbytes, self.nbytes, whole.max_bytes / parts),
+            (sum([flow.queued for flow in flows]), 1, self.requests, whole.max_requests / parts),
+            (sum([flow.queued_bytes for flow in flows]), nbytes, self.nbytes, whole.max_bytes / parts),
         ):
             share = most / self.sharing
             part = share / models
@@ -587,7 +644,10 @@ class GroupRoom:
         """Count requests that wait again; the bounds do not apply to them."""
         whole = self.whole
         if not self.requests:
-            whole.waiting += 1
+            part = self.part
+            if not part.waiting:
+                whole.waiting += 1
+            part.waiting += 1
         self.requests += requests
         self.nbytes += nbytes
         whole.requests += requests
@@ -601,10 +661,18 @@ class GroupRoom:
         whole.requests -= requests
         whole.nbytes -= nbytes
         if not self.requests:
-            whole.waiting -= 1
+            part = self.part
+            part.waiting -= 1
+            if not part.waiting:
+                whole.waiting -= 1
 
     def forget_model(self, model: str) -> None:
-        """Forget who asked a model that is gone."""
+        """Forget a model of this name. With the last one it is forgotten who asked for it."""
+        left = self.part.models
+        left[model] -= 1
+        if left[model]:
+            return
+        del left[model], self.whole.by_name[model]
         for asked in (self._asked, self._asked_before):
             for models in asked.values():
                 models.discard(model)
@@ -613,16 +681,28 @@ class GroupRoom:
     def end(self) -> None:
         """End a group whose last model is gone."""
         self.whole.groups -= 1
+        self.part.groups.remove(self)
+        self.whole.parts -= not self.part.groups
 
     def absorb(self, other: GroupRoom) -> None:
         """Merge another group into this one."""
-        whole = self.whole
+        whole, part, theirs = self.whole, self.part, other.part
+        if theirs is not part:
+            whole.parts -= 1
+            whole.waiting -= bool(part.waiting and theirs.waiting)
+            part.waiting += theirs.waiting
+            part.groups += theirs.groups
+            part.models += theirs.models
+            whole.by_name.update(dict.fromkeys(theirs.models, part))
+            for group in theirs.groups:
+                group.part = part
         whole.groups -= 1
-        whole.waiting -= bool(self.requests and other.requests)
+        part.groups.remove(other)
+        part.waiting -= bool(self.requests and other.requests)
         self.requests += other.requests
         self.nbytes += other.nbytes
-        for own, theirs in ((self._asked, other._asked), (self._asked_before, other._asked_before)):
-            for client, models in theirs.items():
+        for own, others in ((self._asked, other._asked), (self._asked_before, other._asked_before)):
+            for client, models in others.items():
                 own[client] = own.get(client, set()) | models
         self._count_sharing()
         # If the same client asked last in both, it counts as two for a moment.

@@ -69,7 +69,15 @@ def _check_ledger(ledger: Ledger, requests: Iterable[Request], queues: Queues, n
     assert ledger.running == sum(request.state is RUNNING for request in requests)
     groups = {queue.shares for queue in queues.values()}
     assert room.groups == len(groups)
-    assert room.waiting == len({queues[request.model].shares for request in waiting})
+    room_parts = {id(queue.shares.room.part): queue.shares.room.part for queue in queues.values()}
+    assert room.parts == len(room_parts)
+    for part in room_parts.values():
+        assert part.models == Counter(q.bare_name for q in queues.values() if q.shares.room.part is part)
+        assert {id(group) for group in part.groups} == {
+            id(queue.shares.room) for queue in queues.values() if queue.shares.room.part is part
+        }
+        assert part.waiting == sum(group.requests > 0 for group in part.groups)
+    assert room.waiting == sum(part.waiting > 0 for part in room_parts.values())
     for shares in groups:
         own = [request for request in requests if queues[request.model].shares is shares]
         held = [request for request in waiting if queues[request.model].shares is shares]

@@ -35,6 +35,7 @@ from shapestream.scheduling.queueing import (
     by_rerun,
     nanoseconds,
 )
+from shapestream.versions import parted
 
 
 class AnsweredBatch(NamedTuple):
@@ -130,6 +131,7 @@ class ModelQueue:
         "_padded_axes",
         "alone",
         "awaited",
+        "bare_name",
         "buckets",
         "costs",
         "count",
@@ -163,6 +165,8 @@ class ModelQueue:
         """`room`: of all models."""
         self.profile = profile
         self.name = profile.key
+        self.bare_name, _ = parted(profile.name)
+        """Without version and generation: shares and room count by it."""
         self.costs = costs
         """The costs of its batches."""
         self.has_batch = profile.has_batch
@@ -192,7 +196,7 @@ class ModelQueue:
         self.suspects: list[tuple[float, int, Request]] = []
         self.sharing = [self]
         """The queues of all models that share slots with this one, directly or through others; one list for all of them."""
-        self.shares: FairShares[ClientFlow] = FairShares(self._first_start_s, GroupRoom(room))
+        self.shares: FairShares[ClientFlow] = FairShares(self._first_start_s, GroupRoom(room, self.bare_name))
         self.count = self.rows = 0
         # Whole numbers: seconds that differ by many orders would leave their rounding errors behind.
         self._cost_ns = self._again_ns = 0
@@ -264,7 +268,7 @@ class ModelQueue:
         client = self.shares.client(number)
         flow = client.flows.get(self.name)
         if flow is None:
-            flow = client.flows[self.name] = ClientFlow(client)
+            flow = client.flows[self.name] = ClientFlow(client, self.bare_name)
         return flow
 
     def share_slots(self, other: ModelQueue) -> None:
@@ -278,7 +282,7 @@ class ModelQueue:
 
     def end(self) -> None:
         """Leave the shares and what they know of this model. It has no request."""
-        self.shares.forget_model(self.name)
+        self.shares.forget_model(self.name, self.bare_name)
         self.sharing.remove(self)
         if not self.sharing:
             self.shares.room.end()

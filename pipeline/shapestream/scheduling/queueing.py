@@ -449,8 +449,8 @@ class ClientFlow(Flow):
 
     __slots__ = ("listed", "requests")
 
-    def __init__(self, client: ClientShare[ClientFlow]) -> None:
-        super().__init__(client)
+    def __init__(self, client: ClientShare[ClientFlow], name: str) -> None:
+        super().__init__(client, name)
         self.requests = LazyHeap(QUEUED)
         self.listed: tuple[float, int] | None = None
         """The turn under which `Turns` lists it; None while it is not listed."""

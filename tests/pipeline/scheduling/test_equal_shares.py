@@ -128,6 +128,17 @@ def test_two_clients_share_equally_though_one_asks_two_models(stage):
     assert abs(slow.busy_s - fast.busy_s) <= 4 * (0.1 + CALL_S)
 
 
+def test_a_name_with_two_versions_gets_no_more_of_its_clients_share_than_a_name_with_one(stage):
+    """Half of the slot each; the versions take turns in order of arrival, so neither waits for ever."""
+    names = ("m@3", "m@4", "other")
+    for name in names:
+        stage.model(name, max_batch=1)
+    three, four, other = (Client([(1, 4)], 8, name) for name in names)
+    _play(stage, {1: [three, four, other]}, dict.fromkeys(names, CALL_S), until=10.0)
+    assert abs(three.busy_s + four.busy_s - other.busy_s) <= 2 * CALL_S
+    assert abs(three.busy_s - four.busy_s) <= 8 * CALL_S
+
+
 @pytest.mark.parametrize("clients", [1, 3])
 def test_a_models_light_work_does_not_wait_behind_the_same_clients_queue_for_another(stage, clients):
     """Each client has fifty requests for a slow model in flight, and one at a time for a fast one: that goes next, or

@@ -12,7 +12,7 @@ from tests.pipeline.scheduling.seen import Failed
 from tests.pipeline.scheduling.stage import table
 from tests.workers.lab.worlds import CheckedScheduler
 
-from shapestream.scheduling.events import ModelProfile, SlotJoined
+from shapestream.scheduling.events import ModelProfile, ModelRemoved, SlotJoined, SlotLeft
 from shapestream.telemetry.trace import TraceRequest
 from shapestream_workers.lab.simulator import DONE, Scenario, simulate
 from shapestream_workers.lab.true_cost import FormulaCost
@@ -238,3 +238,39 @@ def test_one_request_larger_than_its_part_may_wait(make_stage):
     stage.arrive((1, 4), model="slow", nbytes=900)
     assert [] == _refused(stage)
     assert stage.arrive((1, 4), model="slow", nbytes=10) == _refused(stage)
+
+
+def test_a_canary_that_hangs_fills_half_of_its_names_room_and_takes_none_of_others(make_stage):
+    """The name `m` has two versions on slots of their own, and half of the room, as a name with one version has.
+
+    The canary's requests wait and wait: it fills half of that half. The rest and the other model find theirs.
+    """
+    stage = _models(make_stage(max_queued_requests=16), {0: ("m@3",), 1: ("m@4",), 2: ("other",)})
+    stage.arrive((1, 4), model="other", client=2)
+    assert 4 == len(stage.arrive(*[(1, 4)] * 9, model="m@4", client=1)) - len(_refused(stage))
+    stage.arrive((1, 4), model="other", client=2)
+    assert 4 == len(stage.arrive(*[(1, 4)] * 9, model="m@3", client=1)) - len(_refused(stage))
+    stage.arrive(*[(1, 4)] * 7, model="other", client=2)
+    assert [] == _refused(stage)
+    stage.arrive((1, 4), model="other", client=2)
+    assert 1 == len(_refused(stage))
+
+
+def test_a_client_that_asks_two_versions_of_a_name_asks_one_name(make_stage):
+    """All run on one slot. Its share is divided between two names, so the versions together have half of it."""
+    stage = _models(make_stage(max_queued_requests=12), {0: ("m@3", "m@4", "other")})
+    stage.arrive((1, 4), model="other", client=1)  # it runs
+    stage.arrive((1, 4), model="m@4", client=1)
+    many = stage.arrive(*[(1, 4)] * 9, model="m@3", client=1)
+    assert many[5:] == _refused(stage)
+    stage.arrive(*[(1, 4)] * 6, model="other", client=1)
+    assert [] == _refused(stage)
+
+
+def test_a_version_that_leaves_gives_its_part_of_the_room_back(make_stage):
+    """The name has the whole half again, also after the canary has come and gone."""
+    stage = _models(make_stage(max_queued_requests=16), {0: ("m@3",), 1: ("m@4",), 2: ("other",)})
+    stage.play(SlotLeft(slot=1))
+    stage.play(ModelRemoved(model="m@4"))
+    stage.arrive((1, 4), model="other", client=2)
+    assert 8 == len(stage.arrive(*[(1, 4)] * 12, model="m@3", client=1)) - len(_refused(stage))
