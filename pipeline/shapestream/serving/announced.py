@@ -61,7 +61,10 @@ class Announced:
 
     def change(self, versions: Versions) -> None:
         """Draw by these versions once the one with the rest is live; until then, by the last ones that were."""
-        if versions.rest != self.versions.rest and self.takes(versioned(self.name, self.versions.rest)):
+        if (
+            versions.rest != self.versions.rest
+            and self.fit_of(versioned(self.name, self.versions.rest)) is not None
+        ):
             self._before = self.versions
         self.versions = versions
 
@@ -103,9 +106,10 @@ class Announced:
             if isinstance(known, str) and shares.get(self.versions.models.get(model, ""))
         }
 
-    def takes(self, model: str) -> bool:
-        """Tell whether requests of this signature fit a version, as far as it has come."""
-        return isinstance(self._fits.get(model), Fit)
+    def fit_of(self, model: str) -> Fit | None:
+        """Return the places of a version's ports; None where it has not come, or takes no such requests."""
+        fit = self._fits.get(model)
+        return fit if isinstance(fit, Fit) else None
 
     def route(self, who: bytes, sequence: int, is_live: Callable[[str], bool]) -> tuple[str, Fit]:
         """Return the model that a request goes to, and the places of its ports.

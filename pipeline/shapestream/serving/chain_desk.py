@@ -57,8 +57,8 @@ class ChainRequest:
     """By stage, the request that ended last."""
     parts: Mapping[str, ServedModel] = field(default_factory=dict)
     """The models of its chain when it began, by name: it ends with those."""
-    drawn: dict[str, tuple[str, Fit]] = field(default_factory=dict)
-    """By a name with versions, the one that all its stages' requests get."""
+    drawn: dict[str, str] = field(default_factory=dict)
+    """By a name with versions, the model of the one that all its stages' requests get, unless that is given up."""
 
     @property
     def may_have_run(self) -> bool:
@@ -238,20 +238,12 @@ class ChainDesk:
         run = request.run
         if run.is_over:
             return None
-        name, tensors, routed = part.stage.stage.model, part.tensors, None
         try:
-            if (announced := self._announced(name)) is not None:
-                name, fit = self._drawn(request, announced)
-                routed = Routed(announced.number, tensors.layout, fit)
-                tensors = routed_tensors(tensors, fit)
-        except InvalidRequest as error:
+            model, tensors, routed = self._served(request, part)
+        except (InvalidRequest, Unavailable) as error:
             run.fail(error.code, error.message)
             return None
-        if (why := self.models.unavailable.get(name)) is not None:
-            run.fail(Unavailable.code, why)
-            return None
-        parts = request.parts
-        model = parts[name].latest() if name in parts else self.models.by_name[name]
+        name = model.name
         try:
             shape = model.resolve(tensors.layout)
             group = model.group_of(shape, tensors) if model.has_alike else None
@@ -271,26 +263,70 @@ class ChainDesk:
             id_, model, shape, part, now, group, tensors=tensors, then=then, routed=routed
         )
 
-    def _announced(self, name: str) -> Announced | None:
-        """Return the versions of a stage's model; None if it has none, or if the stage names one."""
-        bare = self.models.by_bare_name.get(name)
-        return None if bare is None else bare.announced
+    def _served(
+        self, request: ChainRequest, part: StageRequest
+    ) -> tuple[ServedModel, Tensors, Routed | None]:
+        """Return the model that a stage's request goes to, and its tensors in the order of that model's ports.
+
+        A chain ends with the generations that it began with. Where no worker of one is left, its rows go to the present one,
+        by the names of the ports. Raises `InvalidRequest` where they do not fit that, and `Unavailable`.
+        """
+        name, tensors = part.stage.stage.model, part.tensors
+        begun = request.parts.get(name)
+        if (announced := self._announced(request, name)) is not None:
+            name, fit = self._drawn(request, announced)
+            begun, routed = None, Routed(announced.number, tensors.layout, fit)
+        if (why := self.models.unavailable.get(name)) is not None:
+            raise Unavailable(why)
+        model = self.models.by_name.get(name) if begun is None else begun.latest()
+        if model is None:
+            raise Unavailable(f"model {name!r} was removed while this request ran")
+        if announced is None:
+            if not model.has_left:
+                return model, tensors, None
+            before = model.number
+            model, fit = model.present()
+            routed = Routed(before, tensors.layout, fit)
+        return model, routed_tensors(tensors, fit), routed
+
+    def redrawn(self, record: RequestRecord, now: float) -> RequestRecord | None:
+        """Return a stage's request, whose model was given up before it began, for what takes it now; None: nothing does."""
+        request = self._part_of(record)
+        if request is None or record.stage is None:
+            return None
+        again = self._record_of(request, record.stage, now)
+        return None if again is None or again.served is record.served else again
+
+    def _announced(self, request: ChainRequest, name: str) -> Announced | None:
+        """Return the versions of a stage's model; None if it has none, or if the stage names one.
+
+        The stage's tensors stand in the order of the signature that the chain began with.
+        """
+        begun, bare = request.parts.get(name), self.models.by_bare_name.get(name)
+        if begun is not None and begun.announced is not None:
+            return begun.announced
+        if bare is None or (begun is not None and begun.description != bare.description):
+            return None
+        return bare.announced
 
     def _drawn(self, request: ChainRequest, announced: Announced) -> tuple[str, Fit]:
-        """Return the version of a name that this request of a chain has, and draw it where that was not done before."""
+        """Return the version of a name that this request of a chain has, and draw it where that was not done before.
+
+        It is drawn anew where that version was given up, or takes no such requests any more.
+        """
         drawn = request.drawn.get(announced.name)
-        if drawn is None:
+        fit = None if drawn is None else announced.fit_of(drawn)
+        if drawn is None or fit is None or not self.models.is_live(drawn):
             record = request.record
             who = drawn_by(announced.versions, *record.session.client, record.named_caller)
-            drawn = announced.route(who, record.sequence, self.models.is_live)
+            drawn, fit = announced.route(who, record.sequence, self.models.is_live)
             request.drawn[announced.name] = drawn
-        return drawn
+        return drawn, fit
 
     def _model_of(self, request: ChainRequest, name: str) -> str:
         """Return the model whose price a later stage has: the version that is drawn, or the one with the rest."""
-        if (announced := self._announced(name)) is not None:
-            drawn = request.drawn.get(name)
-            name = versioned(name, announced.versions.rest) if drawn is None else drawn[0]
+        if (announced := self._announced(request, name)) is not None:
+            name = request.drawn.get(name) or versioned(name, announced.versions.rest)
         model = request.parts.get(name) or self.models.by_name.get(name)
         return name if model is None else model.latest().key
 

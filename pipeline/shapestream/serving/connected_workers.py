@@ -490,9 +490,10 @@ class Availability:
                 live_model = self._models.by_name.get(name)
                 self._dispatcher.model_given_up(name if live_model is None else live_model.key, message, now)
         for model in [*self._models.retiring.values()]:
-            if model.like is None and not any(
+            model.has_left = model.like is None and not any(
                 self._serves(slot.worker, model.name, model) for slot in self._dispatcher.slots.values()
-            ):
+            )
+            if model.has_left:
                 why = f"model {model.name!r} has changed, and no worker of the old one is left"
                 self._dispatcher.model_given_up(model.key, why, now)
 

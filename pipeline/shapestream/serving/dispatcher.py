@@ -696,6 +696,11 @@ class Dispatcher:
         record: RequestRecord = action.request
         may_have_run = may_have_run or (action.batch is not None and not record.served.profile.idempotent)
         if record.stage is not None:
+            if record.model == self._left and not may_have_run:
+                again = self.desk.redrawn(record, now)
+                if again is not None:
+                    self._moved.append(again)
+                    return
             code = told_code(action.code, may_have_run=may_have_run)
             if self.desk.failed(record, code, action.message, now):
                 run = None if action.batch is None else run_of(action.batch)

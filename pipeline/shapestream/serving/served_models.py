@@ -94,6 +94,7 @@ class ServedModel:
         "chain",
         "description",
         "has_alike",
+        "has_left",
         "key",
         "like",
         "name",
@@ -133,6 +134,8 @@ class ServedModel:
         self.parts: Mapping[str, ServedModel] = {} if parts is None else parts
         self.successor: ServedModel | None = None
         """The generation that gets the requests of its name now; None while this one does."""
+        self.has_left = False
+        """Whether no worker of it is left, since a reload has changed it."""
         self.like: str | None = None
         """The key of the generation before, if that has the same signature, and so the same slots."""
         self._fit: Fit | str | None = None
@@ -685,7 +688,7 @@ class ServedModels:
                 announced.change(versions)
                 self._fit(announced)
             if rest is None or (
-                known is not None and known.announced is not None and known.announced.takes(rest.name)
+                known is not None and known.announced is not None and known.announced.fit_of(rest.name)
             ):
                 continue
             signature = replace(rest.signature, name=name)
