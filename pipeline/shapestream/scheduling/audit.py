@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from shapestream.scheduling.actions import Action, CancelBatch, StartBatch
 from shapestream.scheduling.batches import Batch
-from shapestream.scheduling.events import AuditWanted, ContractError
+from shapestream.scheduling.events import AuditKind, AuditWanted, ContractError
 from shapestream.scheduling.model_queue import ModelQueue, Queues
 from shapestream.scheduling.planner import Cut, alone
 from shapestream.scheduling.recovery import Isolation
@@ -22,21 +22,25 @@ from shapestream.scheduling.slots import Slot, SlotTable
 
 LOOK_S = 0.1
 """Seconds until an idle slot is looked for again: a busy server has hundreds of events in that time, and none is idle."""
-Start: TypeAlias = Callable[[ModelQueue, Slot, Cut, float], StartBatch]
+Start: TypeAlias = Callable[[ModelQueue, Slot, Cut, AuditWanted, float], StartBatch]
 
 
 class Audit:
-    """The one audit that is wanted, or runs."""
+    """The one audit of a kind that is wanted, or runs."""
 
-    __slots__ = ("_isolation", "_queues", "_slots", "_start", "_wanted", "active", "due_at")
+    __slots__ = ("_batch", "_isolation", "_queues", "_slots", "_start", "_wanted", "active", "due_at", "kind")
 
-    def __init__(self, queues: Queues, slots: SlotTable, isolation: Isolation, start: Start) -> None:
+    def __init__(
+        self, kind: AuditKind, queues: Queues, slots: SlotTable, isolation: Isolation, start: Start
+    ) -> None:
         """`start` runs it on a slot."""
+        self.kind = kind
         self._queues = queues
         self._slots = slots
         self._isolation = isolation
         self._start = start
         self._wanted: AuditWanted | None = None
+        self._batch: Batch | None = None
         self.due_at = inf
         """When a slot is looked for. Between two looks an event costs nothing."""
         self.active = False
@@ -44,17 +48,24 @@ class Audit:
 
     def want(self, wanted: AuditWanted) -> None:
         """Take what is wanted in place of what was, and has not started. Raises ContractError while one runs."""
-        if self._slots.audit is not None:
+        if self.running is not None:
             raise ContractError("an audit is wanted while another runs")
         self._wanted, self.due_at, self.active = wanted, -inf, True
 
+    @property
+    def running(self) -> Batch | None:
+        """The batch without members, while it has not ended."""
+        batch = self._batch
+        return batch if batch is not None and batch.id in self._slots.batches else None
+
     def tend(self, now: float, actions: list[Action], *, draining: bool) -> None:
         """Start what is wanted, or stop what runs, by whether requests wait. Asked after free slots were given work."""
-        running = self._slots.audit
+        running = self.running
         if running is not None:
             if (draining or is_in_the_way(running)) and running.cancel():
                 actions.append(CancelBatch(batch=running))
             return
+        self._batch = None  # or what its slot was sent would stay until the next audit
         wanted = self._wanted
         if wanted is None:
             self.active = False
@@ -74,7 +85,9 @@ class Audit:
         self.due_at = slot.idle_since + cut.seconds
         if self.due_at <= now:
             self._wanted, self.due_at = None, inf
-            actions.append(self._start(queue, slot, cut, now))
+            started = self._start(queue, slot, cut, wanted, now)
+            (self._batch,) = started.batches
+            actions.append(started)
 
     def _idle_slot(self, wanted: AuditWanted) -> Slot | None:
         """Return a slot to run it on while no request waits; where a model has several slots, one more of them is free."""

@@ -287,3 +287,12 @@ class Batch:
             return outputs
         by_id = dict(zip([arrival.id for arrival in self.arrivals], outputs, strict=True))
         return [by_id[request.id] for request in requests]
+
+
+class AuditBatch(Batch):
+    """A batch without members: an answered request that runs again."""
+
+    __slots__ = ("run",)
+
+    run: Any
+    """What the caller knows it by."""

@@ -275,12 +275,26 @@ class DrainStarted:
     """Admit no more requests; finish those that are here."""
 
 
+class AuditKind(Enum):
+    """The reason to run an answered request again. One of each may run at a time: neither waits for the other."""
+
+    AUDIT = "audit"
+    """Its answer is judged."""
+    SHADOW = "shadow"
+    """A version that answers nobody is compared."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditWanted:
     """Run an answered request again, alone, while slots are idle.
 
-    It starts as a batch without members, or never. One that has not started is replaced; none may come while one runs.
+    It starts as a batch without members, or never. One that has not started is replaced by the next of its kind; none of its
+    kind may come while one runs.
     """
+
+    kind: AuditKind = AuditKind.AUDIT
+    run: Any = None
+    """What the caller knows it by. The scheduler does not look into it."""
 
     model: str
     sizes: tuple[int, ...]

@@ -43,12 +43,13 @@ from shapestream.scheduling.actions import (
 from shapestream.scheduling.admission import Admission
 from shapestream.scheduling.answer_waits import AnswerWaits
 from shapestream.scheduling.audit import Audit, is_in_the_way
-from shapestream.scheduling.batches import Batch, BatchState, Suspicion
+from shapestream.scheduling.batches import AuditBatch, Batch, BatchState, Suspicion
 from shapestream.scheduling.bundles import Bundles, Handed, Ready
 from shapestream.scheduling.costs import NOTHING_LEARNED, CostModel
 from shapestream.scheduling.deadlines import Deadlines, Refusal
 from shapestream.scheduling.events import (
     Arrival,
+    AuditKind,
     AuditWanted,
     BatchFailed,
     BatchFinished,
@@ -144,7 +145,7 @@ class Scheduler:
     __slots__ = (
         "_admission",
         "_answer_waits",
-        "_audit",
+        "_audits",
         "_bundles",
         "_costs",
         "_deadlines",
@@ -218,7 +219,9 @@ class Scheduler:
             self._wide,
             self._max_attempts,
         )
-        self._audit = Audit(self._queues, self._slots, self._isolation, self._start_audit)
+        self._audits = tuple(
+            [Audit(kind, self._queues, self._slots, self._isolation, self._start_audit) for kind in AuditKind]
+        )
         self._answer_waits = AnswerWaits(self._deadlines, pools)
         self._plan = Plan()
         self._bundles = Bundles(
@@ -351,7 +354,7 @@ class Scheduler:
             case DrainStarted():
                 self._admission.draining = True
             case AuditWanted():
-                self._audit.want(event)
+                next(audit for audit in self._audits if audit.kind is event.kind).want(event)
             case _:
                 assert_never(event)
 
@@ -368,8 +371,9 @@ class Scheduler:
         if self._deadlines.entries and (expiry := self._deadlines.next()) is not None:
             first = min(first, expiry)
         waiting = self._queues.waiting
-        if (audit := self._audit.due_at) < first:
-            first = audit
+        for audit in self._audits:
+            if audit.due_at < first:
+                first = audit.due_at
         if waiting and self._slots.resting and (back := self._slots.next_wake()) is not None:
             first = min(first, back)
         for queue in waiting:
@@ -387,10 +391,11 @@ class Scheduler:
         check(self._ledger, self._queues, self._isolation, self._slots, self._now)
         startable = self._next_up(self._has_free, self._now)
         assert startable is None or self._is_followed, "a free slot idles while a request may start"
-        audit = self._slots.audit
-        assert audit is None or audit.state is not BatchState.RUNNING or not is_in_the_way(audit), (
-            "an audit runs on while a request needs its slot"
-        )
+        for audit in self._audits:
+            batch = audit.running
+            assert batch is None or batch.state is not BatchState.RUNNING or not is_in_the_way(batch), (
+                "an audit runs on while a request needs its slot"
+            )
 
     def troubles(self, id: int) -> Told:  # noqa: A002 - the name that events use
         """Return the decisions about a recent request that its usual way does not explain, oldest first."""
@@ -569,8 +574,9 @@ class Scheduler:
                 if slot.worker.wide is not None:
                     slot = self._wide.choose(request, queue, slot)
                 self._dispatch(request, queue, slot, now, actions, handed)
-        if self._audit.active:
-            self._audit.tend(now, actions, draining=self._admission.draining)
+        for audit in self._audits:
+            if audit.active:
+                audit.tend(now, actions, draining=self._admission.draining)
         if waiting:
             self._queues.forget_empty()
         if waiting:
@@ -776,11 +782,14 @@ class Scheduler:
         batch = self._start(queue, slot, cut, request, predicted_s, now, suspicion)
         return StartBatch(batches=(batch,))
 
-    def _start_audit(self, queue: ModelQueue, slot: Slot, cut: Cut, now: float) -> StartBatch:
+    def _start_audit(
+        self, queue: ModelQueue, slot: Slot, cut: Cut, wanted: AuditWanted, now: float
+    ) -> StartBatch:
         """Start an audit."""
         costs = queue.costs.on(slot.id)
         cut.started(costs)
-        batch = Batch(self._next_batch, slot, queue, (), cut.sizes(queue.has_batch))
+        batch = AuditBatch(self._next_batch, slot, queue, (), cut.sizes(queue.has_batch))
+        batch.run = wanted.run
         self._next_batch += 1
         predicted_s = costs.slowdown * cut.seconds if costs.worker_class.measured else None
         self._slots.start_audit(slot, batch, predicted_s, now)

@@ -464,7 +464,6 @@ class SlotTable:
     """The slots: they come, run batches, rest, are reserved for suspects, and go."""
 
     __slots__ = (
-        "_audit",
         "batches",
         "begun",
         "free_count",
@@ -477,7 +476,6 @@ class SlotTable:
     )
 
     def __init__(self) -> None:
-        self._audit: Batch | None = None
         self.batches: dict[int, Batch] = {}
         """All that run, or are queued behind another one."""
         self.slots: dict[int, Slot] = {}
@@ -492,12 +490,6 @@ class SlotTable:
         self.resting: dict[int, Slot] = {}
         self.begun: list[Slot] = []
         """The slots that have begun with a batch in this event; the scheduler empties it."""
-
-    @property
-    def audit(self) -> Batch | None:
-        """The batch without members that runs, see audit.py."""
-        batch = self._audit
-        return batch if batch is not None and batch.id in self.batches else None
 
     # ------------------------------------------------------------ the one place where slots and workers change state
 
@@ -612,8 +604,6 @@ class SlotTable:
         batch, slot.batch = slot.batch, None  # a cycle of slot and batch must not be left to the collector
         if batch is not None:
             del self.batches[batch.id]
-            if batch is self._audit:
-                self._audit = None
         self._move(slot, "leave")
         return batch, behind
 
@@ -648,7 +638,6 @@ class SlotTable:
 
     def start_audit(self, slot: Slot, batch: Batch, predicted_s: float | None, now: float) -> None:
         """Start a batch without members. Until it is over, nothing is queued behind it, and its slot is due to be free."""
-        self._audit = batch
         self.start(slot, batch, now)
         batch.predicted_s = predicted_s
 
@@ -679,8 +668,6 @@ class SlotTable:
         slot: Slot = batch.slot
         worker = slot.worker
         del self.batches[batch.id]
-        if batch is self._audit:
-            self._audit = None  # or what its slot was sent would stay until the next audit
         if worker.suspect is batch:
             worker.suspect = None
         if slot.batch is not batch:

@@ -23,6 +23,7 @@ from typing import Any, TypeVar, TypeVarTuple
 import trio
 
 from shapestream.quarantine import digest_of
+from shapestream.scheduling.events import AuditKind
 from shapestream.serving.audits import AuditBook, AuditRun, AuditSample, ModelAudit
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.sessions import RequestRecord
@@ -59,62 +60,14 @@ SUFFIX = ".audit.json"
 """Ending of the names of files with the findings of stopped models."""
 
 
-class Auditor:
-    """Audits the samples of the book, one after another."""
+class Alone:
+    """Runs answered requests again, alone, one of its kind at a time."""
 
-    def __init__(self, book: AuditBook, dispatcher: Dispatcher, folder: Path | None) -> None:
-        """`folder`: keeps the findings of stopped models for the next server; None: nothing is kept."""
-        self._book = book
+    def __init__(self, dispatcher: Dispatcher, kind: AuditKind) -> None:
         self._dispatcher = dispatcher
-        self._folder = folder
-        self.turn = trio.StrictFIFOLock()
-        """Held by who runs requests again: audits and shadows in turn, one at a time."""
+        self._kind = kind
 
-    async def run(self) -> None:
-        """Audit until cancelled."""
-        while True:
-            sample = await self._book.next()
-            try:
-                async with self.turn:
-                    await self._audit(sample)
-            except Exception:  # a defect of an observer must not end the server
-                log.exception("audit failed", model=sample.record.served.name)
-
-    async def _audit(self, sample: AuditSample) -> None:
-        state = self._book.states.get(sample.record.model)
-        if state is None:
-            return  # its model is gone
-        if state.varies or state.stopped:
-            return
-        run = await self._run(sample, sample.record)
-        if run is None or run.outputs is None:
-            return
-        alone = run.outputs
-        output, difference = await _compare(sample, alone, sample.answer)
-        is_rounding = None
-        if not difference.within:
-            again = await self._again(sample, sample.record)
-            if again is None or again.outputs is None:
-                return
-            varying, unlike = await _compare(sample, alone, again.outputs)
-            if not unlike.within:
-                state.varies = True
-                why = f"alone, the same request gave two answers that differ in output {varying!r}"
-                log.warning("audit ends", model=sample.record.served.name, why=why)
-                return
-            is_rounding = await self.is_rounding(sample, alone)
-            if is_rounding is None:
-                return
-        if self._book.states.get(sample.record.model) is not state:
-            return  # the model's files have changed meanwhile
-        if is_rounding:
-            self._unjudged(state, output)
-            return
-        state.audited += 1
-        if not difference.within:
-            await self._mismatch(state, sample, output, difference)
-
-    async def _run(self, sample: AuditSample, record: RequestRecord, copies: int = 1) -> AuditRun | None:
+    async def run(self, sample: AuditSample, record: RequestRecord, copies: int = 1) -> AuditRun | None:
         """Run the request, or one like it, to its end. Returns None where the worker has left."""
         slots = frozenset(slot.number for slot in sample.slot.worker.slots if not slot.wide)
         return await self.run_on(slots, record, copies)
@@ -125,14 +78,14 @@ class Auditor:
         slots = slots.intersection(dispatcher.slots)
         if not slots:
             return None
-        run = dispatcher.audit(record, slots, trio.current_time(), copies=copies)
+        run = dispatcher.audit(record, slots, trio.current_time(), kind=self._kind, copies=copies)
         await run.done.wait()
         return run
 
-    async def _again(self, sample: AuditSample, record: RequestRecord, copies: int = 1) -> AuditRun | None:
+    async def again(self, sample: AuditSample, record: RequestRecord, copies: int = 1) -> AuditRun | None:
         """Run it until a run ends or fails. Returns None if each was interrupted, or the worker has left."""
         for _ in range(TRIES):
-            run = await self._run(sample, record, copies)
+            run = await self.run(sample, record, copies)
             if run is None or run.outputs is not None or run.is_broken:
                 return run
         return None
@@ -153,13 +106,67 @@ class Auditor:
                 tensors = await _computed(sample, changed, record.tensors, signature, by, number)
             if tensors is None:
                 continue
-            run = await self._again(sample, replace(record, tensors=tensors), copies)
+            run = await self.again(sample, replace(record, tensors=tensors), copies)
             if run is None:
                 return None
             moved = movements.changed if copies == 1 else movements.beside_copies
             if run.outputs is not None and await _computed(sample, moved, arrays_of(run.outputs)):
                 return True
         return False
+
+
+class Auditor:
+    """Audits the samples of the book, one after another."""
+
+    def __init__(self, book: AuditBook, dispatcher: Dispatcher, folder: Path | None) -> None:
+        """`folder`: keeps the findings of stopped models for the next server; None: nothing is kept."""
+        self._book = book
+        self._dispatcher = dispatcher
+        self._alone = Alone(dispatcher, AuditKind.AUDIT)
+        self._folder = folder
+
+    async def run(self) -> None:
+        """Audit until cancelled."""
+        while True:
+            sample = await self._book.next()
+            try:
+                await self._audit(sample)
+            except Exception:  # a defect of an observer must not end the server
+                log.exception("audit failed", model=sample.record.served.name)
+
+    async def _audit(self, sample: AuditSample) -> None:
+        state = self._book.states.get(sample.record.model)
+        if state is None:
+            return  # its model is gone
+        if state.varies or state.stopped:
+            return
+        run = await self._alone.run(sample, sample.record)
+        if run is None or run.outputs is None:
+            return
+        alone = run.outputs
+        output, difference = await _compare(sample, alone, sample.answer)
+        is_rounding = None
+        if not difference.within:
+            again = await self._alone.again(sample, sample.record)
+            if again is None or again.outputs is None:
+                return
+            varying, unlike = await _compare(sample, alone, again.outputs)
+            if not unlike.within:
+                state.varies = True
+                why = f"alone, the same request gave two answers that differ in output {varying!r}"
+                log.warning("audit ends", model=sample.record.served.name, why=why)
+                return
+            is_rounding = await self._alone.is_rounding(sample, alone)
+            if is_rounding is None:
+                return
+        if self._book.states.get(sample.record.model) is not state:
+            return  # the model's files have changed meanwhile
+        if is_rounding:
+            self._unjudged(state, output)
+            return
+        state.audited += 1
+        if not difference.within:
+            await self._mismatch(state, sample, output, difference)
 
     def _unjudged(self, state: ModelAudit, output: str) -> None:
         """Count an answer that cannot be judged. Warn once if most answers of its model cannot."""

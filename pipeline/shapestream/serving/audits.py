@@ -19,6 +19,7 @@ from typing import Any
 import trio
 
 from shapestream.scheduling.batches import Batch
+from shapestream.scheduling.events import AuditKind
 from shapestream.serving.ends import BatchEnded
 from shapestream.serving.served_models import ServedModel, ServedModels
 from shapestream.serving.sessions import RequestRecord
@@ -92,10 +93,11 @@ class ModelAudit:
 class AuditRun:
     """One run of a sample, alone, from the request for it to its end."""
 
-    __slots__ = ("batch", "done", "is_broken", "outputs", "record", "slots")
+    __slots__ = ("batch", "done", "is_broken", "kind", "outputs", "record", "slots")
 
-    def __init__(self, record: RequestRecord, slots: frozenset[int]) -> None:
+    def __init__(self, record: RequestRecord, slots: frozenset[int], kind: AuditKind) -> None:
         self.record = record
+        self.kind = kind
         self.slots = slots
         """The slots that may run it."""
         self.batch: Batch | None = None

@@ -38,7 +38,7 @@ from shapestream.scheduling.actions import (
     StartBatch,
     TellLoneRun,
 )
-from shapestream.scheduling.batches import Batch, Submitted
+from shapestream.scheduling.batches import AuditBatch, Batch, Submitted
 from shapestream.scheduling.bundles import BUNDLE_S
 from shapestream.scheduling.events import BatchFinished, RequestsArrived
 from shapestream.scheduling.queueing import Occupancy
@@ -129,7 +129,7 @@ class Dispatcher:
     __slots__ = (
         "_alarm_at",
         "_alarm_earlier",
-        "_audit",
+        "_audit_runs",
         "_audits",
         "_awaited",
         "_busy",
@@ -180,8 +180,8 @@ class Dispatcher:
         self._reported: BatchEnded | None = None
         """The end of the batch whose report the scheduler has."""
         self._audits = audits
-        self._audit: AuditRun | None = None
-        """The audit that is wanted, or runs."""
+        self._audit_runs: dict[events.AuditKind, AuditRun] = {}
+        """The audits that are wanted, or run."""
         self._clock = clock
         self._prefetch = prefetch
         self._numbers = count()
@@ -440,10 +440,9 @@ class Dispatcher:
                     batch=batch, slot=batch.slot.peer, at=now, report=None, code="worker_lost", why=why
                 )
             )
-        if (run := self._audit) is not None and (
-            run.slots.isdisjoint(self.slots) if run.batch is None else run.batch in lost
-        ):
-            self._audit_ended(None)
+        for run in [*self._audit_runs.values()]:
+            if run.slots.isdisjoint(self.slots) if run.batch is None else run.batch in lost:
+                self._audit_ended(run, None)
 
     def _rest(self, slot: SlotRecord, now: float) -> None:
         """Count the time of a slot no longer, if it has no batch."""
@@ -484,25 +483,33 @@ class Dispatcher:
             if self._is_start_due:
                 self._handle(events.TimePassed(), now)
 
-    def audit(self, record: RequestRecord, slots: frozenset[int], now: float, *, copies: int = 1) -> AuditRun:
+    def audit(
+        self,
+        record: RequestRecord,
+        slots: frozenset[int],
+        now: float,
+        *,
+        kind: events.AuditKind = events.AuditKind.AUDIT,
+        copies: int = 1,
+    ) -> AuditRun:
         """Run an answered request again, alone, on one of these slots, when none is needed for anything else.
 
         With more `copies` than one, the call has rows for so many; copies of its rows fill them.
         """
-        run = self._audit = AuditRun(record, slots)
+        run = self._audit_runs[kind] = AuditRun(record, slots, kind)
         sizes = record.shape.rounded
         if copies > 1:
             sizes = (copies * sizes[0], *sizes[1:])
-        wanted = events.AuditWanted(model=record.model, sizes=sizes, slots=slots)
+        wanted = events.AuditWanted(kind=kind, run=run, model=record.model, sizes=sizes, slots=slots)
         self._handle(wanted, now)
         self.end_turn()
         return run
 
-    def _audit_ended(self, outputs: Tensors | None) -> None:
-        run, self._audit = self._audit, None
-        if run is not None:
-            run.outputs = outputs
-            run.done.set()
+    def _audit_ended(self, run: AuditRun, outputs: Tensors | None) -> None:
+        if self._audit_runs.get(run.kind) is run:
+            del self._audit_runs[run.kind]
+        run.outputs = outputs
+        run.done.set()
 
     def run_alone(self, model: str, alone: bool, now: float) -> None:
         """Run each request of this model alone from now on, or let them share calls again."""
@@ -532,8 +539,8 @@ class Dispatcher:
         outputs: Sequence[Tensors | None],
         now: float,
     ) -> None:
-        if not batch.arrivals:
-            self._audit_ended(outputs[0])
+        if type(batch) is AuditBatch:
+            self._audit_ended(batch.run, outputs[0])
             self._handle(BatchFinished(batch=batch.id, busy_s=report.busy_s), now)
             return
         slot.batches += 1
@@ -553,18 +560,17 @@ class Dispatcher:
 
     def _batch_failed(self, batch: Batch, slot: SlotRecord, report: BatchReport, now: float) -> None:
         code = report.code or ErrorCode.INTERNAL
-        if batch.arrivals:
+        if type(batch) is AuditBatch:
+            batch.run.is_broken = code in (
+                ErrorCode.MODEL_ERROR,
+                ErrorCode.INVALID,  # of a request that was answered
+                ErrorCode.INTERNAL,
+            )
+            self._audit_ended(batch.run, None)
+        else:
             self._ends.add(
                 BatchEnded(batch=batch, slot=slot, at=now, report=report, code=code, why=report.message)
             )
-        else:
-            if self._audit is not None:
-                self._audit.is_broken = code in (
-                    ErrorCode.MODEL_ERROR,
-                    ErrorCode.INVALID,  # of a request that was answered
-                    ErrorCode.INTERNAL,
-                )
-            self._audit_ended(None)
         self._handle(events.BatchFailed(batch=batch.id, code=code, message=report.message), now)
 
     # ---------------------------------------------------------------- decisions
@@ -623,7 +629,8 @@ class Dispatcher:
         self._held.take()
         slots = [*self.slots.values()]
         self._leave(slots, "the scheduler started over", now)
-        self._audit_ended(None)
+        for run in [*self._audit_runs.values()]:
+            self._audit_ended(run, None)
         for worker in dict.fromkeys([slot.worker for slot in slots]):
             worker.port.lost.append((worker, REJOIN))
 
@@ -633,9 +640,9 @@ class Dispatcher:
         if records:
             self._journal.started(batch, slot)
         else:
-            assert self._audit is not None
-            self._audit.batch = batch
-            records = [self._audit.record]
+            assert type(batch) is AuditBatch
+            batch.run.batch = batch
+            records = [batch.run.record]
         # No comprehensions: before Python 3.12 each is a function, which a lone request finds nowhere in the caches.
         deadlines, members, shapes = [], [], []
         for record in records:

@@ -162,7 +162,7 @@ class Server:
             grants=sessions.grants,
         )
         self._auditor = Auditor(audits, self._dispatcher, folder)
-        self._shadows = Shadows(models, self._dispatcher, self._auditor, egress.ends)
+        self._shadows = Shadows(models, self._dispatcher, egress.ends)
         self.readings = Readings(
             settings=settings,
             addresses=self.addresses,

@@ -3,7 +3,8 @@
 Of the answers of a name's version with the rest, a share is sampled. Each sampled request runs again twice, alone: on the
 worker that answered, and on the shadow, at one shape. So company, padding and another machine explain no difference. Both
 runs are batches without members, as those of audits are: they begin while their slots idle and no request waits, leave
-when one comes, charge nobody, and make no request a suspect, whatever the shadow does. Audits and shadows take turns.
+when one comes, charge nobody, and make no request a suspect, whatever the shadow does. One runs at a time, beside an audit.
+So a shadow that hangs holds up other shadows, for `hang_after_s`, and no audit.
 
     sampled ──▶ compared: equal, or differing     by output: how far, and whether the largest value moved
         ├─────▶ unjudged: rounding explains it, or the old version alone gives two answers
@@ -11,7 +12,7 @@ when one comes, charge nobody, and make no request a suspect, whatever the shado
         └─────▶ dropped: newer ones came, or other work interrupted each run
 
 Tolerances are those of the proof of the version that answers; without a proof only equal bits count as equal. A difference
-is judged as audits judge one, by how far rounding moves the same request (`Auditor.is_rounding`).
+is judged as audits judge one, by how far rounding moves the same request (`Alone.is_rounding`).
 
 What this does not do: it decides nothing, and a shadow gets no traffic by itself.
 """
@@ -29,8 +30,9 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
+from shapestream.scheduling.events import AuditKind
 from shapestream.serving.announced import routed_tensors
-from shapestream.serving.auditor import TRIES, Auditor
+from shapestream.serving.auditor import TRIES, Alone
 from shapestream.serving.audits import AuditRun, AuditSample
 from shapestream.serving.dispatcher import Dispatcher
 from shapestream.serving.ends import BatchEnded, End, Ends
@@ -131,13 +133,13 @@ class Shadow:
 class Shadows:
     """All shadows of a server: an observer that samples answers, and a task that compares them."""
 
-    def __init__(self, models: ServedModels, dispatcher: Dispatcher, auditor: Auditor, ends: Ends) -> None:
+    def __init__(self, models: ServedModels, dispatcher: Dispatcher, ends: Ends) -> None:
         self._models = models
         self._ends = ends
         self._hears = False
         """Whether it is an observer: it becomes one with the first shadow, so that a server without any has no work."""
         self._dispatcher = dispatcher
-        self._auditor = auditor
+        self._alone = Alone(dispatcher, AuditKind.SHADOW)
         self._random = Random()
         self.by_name: dict[str, Shadow] = {}
         self._watched: dict[str, list[Shadow]] = {}
@@ -223,8 +225,7 @@ class Shadows:
                         sample = shadow.waiting.popleft()
                         self._nbytes -= sample.nbytes
                         try:
-                            async with self._auditor.turn:
-                                await self._compare(shadow, sample)
+                            await self._compare(shadow, sample)
                         except Exception:  # a defect of an observer must not end the server
                             log.exception("shadow failed", model=shadow.name)
 
@@ -264,7 +265,7 @@ class Shadows:
         """Run a request until a run ends or fails. Returns None where the slots have left."""
         run = None
         for _ in range(TRIES):
-            run = await self._auditor.run_on(slots, record)
+            run = await self._alone.run_on(slots, record)
             if run is None or run.outputs is not None or run.is_broken:
                 break
         return run
@@ -297,7 +298,7 @@ class Shadows:
                 shadow.unjudged += 1
                 return
             if all(name in tolerances for name in names):
-                is_rounding = await self._auditor.is_rounding(replace(sample, answer=outputs), old.outputs)
+                is_rounding = await self._alone.is_rounding(replace(sample, answer=outputs), old.outputs)
                 if is_rounding is None:
                     shadow.dropped += 1
                     return

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.entries import ModelOpened, OpenModel, ResultEntry, request_of
+import trio
+from tests.entries import Execute, Heartbeat, ModelOpened, OpenModel, ResultEntry, request_of
 from tests.pipeline.serving.clocks import real_time, virtual_time
+from tests.pipeline.serving.echo_model import done
 from tests.pipeline.serving.harness import Running, memory_serving
 from tests.pipeline.serving.raw_peer import RawPeer
 
@@ -18,11 +20,16 @@ from shapestream.serving import shadows
 from shapestream.serving.shadows import OutputCounts, differences
 from shapestream.serving.slot_threads import SlotThreads
 from shapestream.settings import ModelSettings
+from shapestream.settings.model_settings import BatchingSettings
 from shapestream.versions import WHOLE, Versions
 from shapestream_engine import string_arrays
 from shapestream_engine.layout import Tensors
 from shapestream_engine.model import InputSpec, ModelSpec, OutputSpec, compile_model
+from shapestream_engine.output_rules import Rows
+from shapestream_engine.ports import InputPort, OutputPort
 from shapestream_engine.probing.tolerances import TOLERANCES, OutputTolerance
+from shapestream_engine.shapes import NamedShape
+from shapestream_engine.signature import ModelSignature
 
 Array = np.ndarray[Any, Any]
 Function = Callable[[Array], Array]
@@ -241,3 +248,62 @@ def test_differences_of_outputs() -> None:
         )
     assert {"-12": 1, "-3": 2, "0": 1, "12": 1} == counts.to_dict()["decades"]
     assert counts.to_dict()["largest"] is None
+
+
+@virtual_time
+async def test_a_shadow_that_hangs_holds_up_no_audit_and_only_until_its_limit() -> None:
+    """Its worker takes a request and never answers: audits of the version that answers go on, and then it has failed."""
+    shape = NamedShape.parse("batch:1..64")
+    old, new = (
+        ModelSignature(name, (InputPort("x", "f32", shape),), (OutputPort("y", "f32", shape, Rows()),))
+        for name in ("m@3", "m@5")
+    )
+    batching = BatchingSettings(hang_after_s=30.0)
+    settings = {
+        "m@3": ModelSettings(name="m", audit=1.0),
+        "m@5": ModelSettings(name="m", audit=0.0, batching=batching),
+    }
+    versions = {"m": Versions.of("m", [("3", None), ("5", 0)], shadows={"5": WHOLE})}
+    async with memory_serving(models=settings, versions=versions) as running, trio.open_nursery() as nursery:
+        worker = await running.joined("old", signature=old, tolerances={"m@3": {"y": TOLERANCE}})
+        shadow = await running.joined("new", signature=new)
+        client = await running.greeted(b"c" * 16, None)
+        client.say(OpenModel(name="m"))
+        number = (await client.hear(ModelOpened)).number
+
+        async def work() -> None:
+            while True:
+                execute = await worker.hear(Execute)
+                await trio.sleep(0.01)
+                worker.say(done(execute, outputs=tuple(execute.members)))
+
+        async def ask(first: int) -> int:
+            """Three requests, of which two share a call; the number of audits, a while later."""
+            client.say(*(request_of(first + at, row(at), model=number) for at in range(3)))
+            assert 3 == len(await client.hear_each(ResultEntry, 3))
+            await trio.sleep(3.0)
+            audited: int = (await client.statistics())["audit"]["m@3"]["audited"]
+            return audited
+
+        async def live() -> None:
+            while True:
+                for peer in (worker, shadow, client):
+                    peer.say(Heartbeat())
+                await trio.sleep(1.0)
+
+        nursery.start_soon(work)
+        nursery.start_soon(live)
+        before = await ask(0)
+        await shadow.hear(Execute)
+        assert before < await ask(10)
+        assert 0 == (await client.statistics())["shadows"]["m@5"]["failed"]
+        await trio.sleep(60.0)
+        found = (await client.statistics())["shadows"]["m@5"]
+        assert 1 <= found["failed"]
+        assert 0 == found["compared"]
+        nursery.cancel_scope.cancel()
+
+
+def row(value: float) -> Tensors:
+    """One row of one number."""
+    return Tensors(layout=((0, "f32", (1,)),), buffers=(np.float32(value).tobytes(),))
