@@ -6,6 +6,7 @@ Version 3 answers `2a - b`. Version 4 answers `3a - b` and has its two inputs, o
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -389,6 +390,8 @@ def test_a_shadow_is_compared_and_its_crash_or_hang_costs_its_own_process(workpl
         until("comparisons", several)
         shadow = found()
         assert shadow["equal"] == shadow["compared"]
+        rows = json.loads(workplace.invoke("versions", "server.yaml", "--json").stdout)
+        assert all(row["memory_bytes"] > 1 << 20 for row in rows)
 
         for times, number in enumerate((CRASH, HANG), 1):
 
@@ -403,6 +406,7 @@ def test_a_shadow_is_compared_and_its_crash_or_hang_costs_its_own_process(workpl
         ask(4.0)
     ran = workplace.invoke("versions", served.address)
     assert "m@2: shadow of m@1, share 1:" in ran.stdout, ran.stdout
+    assert re.search(r"\bmemory\b.*\n.* MiB", ran.stdout), ran.stdout
     assert first["w0"] == served.workers()["w0"]
 
 

@@ -37,6 +37,7 @@ def rows_of(told: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 "answered": told["totals"].get(model, {}).get("results", 0),
                 "p50_us": times.get("p50") if times.get("count") else None,
                 "p99_us": times.get("p99") if times.get("count") else None,
+                "memory_bytes": told.get("version_bytes", {}).get(model),
                 "not_ready": list(told.get("models_not_ready", {}).get(model, ())),
                 "digest": told.get("digests", {}).get(model),
                 "shadow": shadows.get(model),
@@ -48,7 +49,7 @@ def version_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if not rows:
         yield "no model has versions"
         return
-    titles = ("model", "version", "traffic", "answered", "p50", "p99", "equal")
+    titles = ("model", "version", "traffic", "answered", "p50", "p99", "memory", "equal")
     cells = [titles, *map(_cells, rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(titles))]
     for line in cells:
@@ -70,6 +71,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         str(row["answered"]),
         _spell_ms(row["p50_us"]),
         _spell_ms(row["p99_us"]),
+        "" if row["memory_bytes"] is None else f"{row['memory_bytes'] / 2**20:.0f} MiB",
         f"{shadow['equal'] / compared:.1%} of {compared}" if compared else "",
     )
 

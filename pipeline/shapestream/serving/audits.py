@@ -93,7 +93,7 @@ class ModelAudit:
 class AuditRun:
     """One run of a sample, alone, from the request for it to its end."""
 
-    __slots__ = ("batch", "done", "is_broken", "kind", "outputs", "record", "slots")
+    __slots__ = ("batch", "began", "done", "is_broken", "kind", "others_s", "outputs", "record", "slots")
 
     def __init__(self, record: RequestRecord, slots: frozenset[int], kind: AuditKind) -> None:
         self.record = record
@@ -102,6 +102,9 @@ class AuditRun:
         """The slots that may run it."""
         self.batch: Batch | None = None
         """Set when it starts."""
+        self.began = 0.0
+        self.others_s = 0.0
+        """Seconds that other slots had batches while it ran; before its end, less those of all slots before it."""
         self.done = trio.Event()
         self.outputs: Tensors | None = None
         """Its results, once it is done; None if it was interrupted, failed or was lost."""

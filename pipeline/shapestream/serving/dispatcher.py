@@ -540,6 +540,7 @@ class Dispatcher:
         now: float,
     ) -> None:
         if type(batch) is AuditBatch:
+            batch.run.others_s += self._busy.seconds(now) - (now - batch.run.began)
             self._audit_ended(batch.run, outputs[0])
             self._handle(BatchFinished(batch=batch.id, busy_s=report.busy_s), now)
             return
@@ -641,7 +642,7 @@ class Dispatcher:
             self._journal.started(batch, slot)
         else:
             assert type(batch) is AuditBatch
-            batch.run.batch = batch
+            batch.run.batch, batch.run.began, batch.run.others_s = batch, now, -self._busy.seconds(now)
             records = [batch.run.record]
         # No comprehensions: before Python 3.12 each is a function, which a lone request finds nowhere in the caches.
         deadlines, members, shapes = [], [], []

@@ -37,6 +37,7 @@ from shapestream.telemetry.runs import ClientId
 from shapestream.transport.curve import ProtectedRouter
 from shapestream.transport.interface import PeerSocket
 from shapestream.versions import canaries, versioned
+from shapestream_engine.machine import resident_bytes_of
 
 MOST_SLOTS = 1024
 """Slots that the counters name, the first that joined: a message holds 1 MiB, and its maps 4096 keys."""
@@ -204,6 +205,7 @@ class Readings:
             "unavailable": dict(self.models.unavailable),
             "digests": dict(self.models.digests),
             "versions": self.models.shares(),
+            "version_bytes": self._version_bytes(),
             "totals": self.totals(),
             "chain_room": seen.room.to_dict(seen.chains),
             "scheduler": in_scheduler,
@@ -222,6 +224,16 @@ class Readings:
     def _workers(self) -> set[ConnectedWorker]:
         """Return the workers with slots here."""
         return {slot.worker for slot in self.dispatcher.slots.values()}
+
+    def _version_bytes(self) -> dict[str, int]:
+        """Return the bytes of RAM of the largest own process that has a version, by the version's model."""
+        found: dict[str, int] = {}
+        for worker in self._workers():
+            versions = [model.name for model in worker.serves.values() if model.version is not None]
+            if versions and self.worker_port is not None and self.worker_port.processes.own(worker.name):
+                nbytes = resident_bytes_of(worker.pid)
+                found.update({name: max(nbytes, found.get(name, 0)) for name in versions})
+        return found
 
     def _configured_workers(self) -> list[ConfiguredWorker]:
         owner = None if self.worker_port is None else self.worker_port.processes.owner

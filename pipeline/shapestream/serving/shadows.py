@@ -53,6 +53,8 @@ MOST_SAMPLES = 16
 """Samples of one shadow that wait. Beyond it the oldest is dropped, so a busy server compares what it answered lately."""
 MOST_BYTES = 32 << 20
 """Bytes of all samples that wait. A larger request is not taken."""
+LEAST_S = 1e-6
+"""Seconds of other slots beside a run from which on its own do not count: less is rounding of the clock's sums."""
 MOST_TIMES = 256
 """Pairs of seconds of lone calls that are kept: the medians are of the last ones."""
 LARGE_BYTES = 64 * 1024
@@ -113,7 +115,8 @@ class Shadow:
     """The last reason of a failure."""
     outputs: dict[str, OutputCounts] = field(default_factory=dict)
     times: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MOST_TIMES))
-    """Microseconds of lone calls at equal shapes: of the version that answers, and of the shadow."""
+    """Microseconds of lone calls at equal shapes, beside which no other slot worked: of the version that answers, and of the
+    shadow."""
     waiting: deque[AuditSample] = field(default_factory=deque)
 
     def to_dict(self) -> dict[str, Any]:
@@ -309,7 +312,8 @@ class Shadows:
         shadow.equal += not any(one.beyond for one in found)
         for one in found:
             one.count(shadow.outputs.setdefault(one.name, OutputCounts()))
-        if old.batch is not None and new.batch is not None:
+        idle_besides = max(old.others_s, new.others_s) < LEAST_S
+        if old.batch is not None and new.batch is not None and idle_besides:
             shadow.times.append((old.batch.run_us, new.batch.run_us))
 
     def to_dict(self) -> dict[str, dict[str, Any]]:

@@ -250,58 +250,105 @@ def test_differences_of_outputs() -> None:
     assert counts.to_dict()["largest"] is None
 
 
-@virtual_time
-async def test_a_shadow_that_hangs_holds_up_no_audit_and_only_until_its_limit() -> None:
-    """Its worker takes a request and never answers: audits of the version that answers go on, and then it has failed."""
-    shape = NamedShape.parse("batch:1..64")
-    old, new = (
-        ModelSignature(name, (InputPort("x", "f32", shape),), (OutputPort("y", "f32", shape, Rows()),))
-        for name in ("m@3", "m@5")
-    )
-    batching = BatchingSettings(hang_after_s=30.0)
-    settings = {
-        "m@3": ModelSettings(name="m", audit=1.0),
-        "m@5": ModelSettings(name="m", audit=0.0, batching=batching),
-    }
+@asynccontextmanager
+async def with_workers(
+    *more: ModelSignature, hang_after_s: float = 30.0
+) -> AsyncIterator[tuple[RawPeer, dict[str, RawPeer]]]:
+    """A client, and a worker of its own for `m@3`, which is audited, its shadow `m@5`, and each of `more`.
+
+    Only the first answers by itself.
+    """
+    models = {name: one_number(name) for name in ("m@3", "m@5")} | {one.name: one for one in more}
+    settings = {name: ModelSettings(name=name.partition("@")[0], audit=0.0) for name in models}
+    settings["m@3"] = ModelSettings(name="m", audit=1.0)
+    settings["m@5"] = ModelSettings(name="m", audit=0.0, batching=BatchingSettings(hang_after_s=hang_after_s))
     versions = {"m": Versions.of("m", [("3", None), ("5", 0)], shadows={"5": WHOLE})}
     async with memory_serving(models=settings, versions=versions) as running, trio.open_nursery() as nursery:
-        worker = await running.joined("old", signature=old, tolerances={"m@3": {"y": TOLERANCE}})
-        shadow = await running.joined("new", signature=new)
         client = await running.greeted(b"c" * 16, None)
-        client.say(OpenModel(name="m"))
-        number = (await client.hear(ModelOpened)).number
-
-        async def work() -> None:
-            while True:
-                execute = await worker.hear(Execute)
-                await trio.sleep(0.01)
-                worker.say(done(execute, outputs=tuple(execute.members)))
-
-        async def ask(first: int) -> int:
-            """Three requests, of which two share a call; the number of audits, a while later."""
-            client.say(*(request_of(first + at, row(at), model=number) for at in range(3)))
-            assert 3 == len(await client.hear_each(ResultEntry, 3))
-            await trio.sleep(3.0)
-            audited: int = (await client.statistics())["audit"]["m@3"]["audited"]
-            return audited
+        tolerances = {"m@3": {"y": TOLERANCE}}
+        workers = {
+            name: await running.joined(
+                name, signature=models[name], tolerances=tolerances if name == "m@3" else {}
+            )
+            for name in models
+        }
 
         async def live() -> None:
             while True:
-                for peer in (worker, shadow, client):
+                for peer in (client, *workers.values()):
                     peer.say(Heartbeat())
                 await trio.sleep(1.0)
 
-        nursery.start_soon(work)
         nursery.start_soon(live)
-        before = await ask(0)
-        await shadow.hear(Execute)
-        assert before < await ask(10)
+        nursery.start_soon(work, workers["m@3"])
+        yield client, workers
+        nursery.cancel_scope.cancel()
+
+
+async def work(worker: RawPeer) -> None:
+    """Each batch takes 10 ms."""
+    while True:
+        execute = await worker.hear(Execute)
+        await trio.sleep(0.01)
+        worker.say(done(execute, outputs=tuple(execute.members)))
+
+
+def one_number(name: str) -> ModelSignature:
+    """A row is a number, and so is its answer."""
+    shape = NamedShape.parse("batch:1..64")
+    return ModelSignature(name, (InputPort("x", "f32", shape),), (OutputPort("y", "f32", shape, Rows()),))
+
+
+async def opened(client: RawPeer, name: str) -> int:
+    """The number of a model."""
+    client.say(OpenModel(name=name))
+    return (await client.hear(ModelOpened)).number
+
+
+async def ask_three(client: RawPeer, first: int, number: int) -> None:
+    """Three requests, of which two share a call; and time for what follows."""
+    client.say(*(request_of(first + at, row(at), model=number) for at in range(3)))
+    assert 3 == len(await client.hear_each(ResultEntry, 3))
+    await trio.sleep(3.0)
+
+
+@virtual_time
+async def test_a_shadow_that_hangs_holds_up_no_audit_and_only_until_its_limit() -> None:
+    """Its worker takes a request and never answers: audits of the version that answers go on, and then it has failed."""
+    async with with_workers() as (client, workers):
+
+        async def audited() -> int:
+            count: int = (await client.statistics())["audit"]["m@3"]["audited"]
+            return count
+
+        number = await opened(client, "m")
+        await ask_three(client, 0, number)
+        before = await audited()
+        await workers["m@5"].hear(Execute)
+        await ask_three(client, 10, number)
+        assert before < await audited()
         assert 0 == (await client.statistics())["shadows"]["m@5"]["failed"]
         await trio.sleep(60.0)
         found = (await client.statistics())["shadows"]["m@5"]
         assert 1 <= found["failed"]
         assert 0 == found["compared"]
-        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("busy", [False, True])
+@virtual_time
+async def test_seconds_count_only_where_no_other_slot_worked(busy: bool) -> None:
+    """The answers are compared all the same."""
+    async with with_workers(one_number("other")) as (client, workers):
+        if busy:
+            client.say(request_of(100, row(1), model=await opened(client, "other")))
+            await workers["other"].hear(Execute)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work, workers["m@5"])
+            await ask_three(client, 0, await opened(client, "m"))
+            found = (await client.statistics())["shadows"]["m@5"]
+            assert (3, 3) == (found["compared"], found["equal"])
+            assert found["lone_us"] == (None if busy else 500)
+            nursery.cancel_scope.cancel()
 
 
 def row(value: float) -> Tensors:
