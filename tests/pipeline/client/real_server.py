@@ -25,23 +25,25 @@ def double(x: Any) -> Any:
     return x * np.float32(2)
 
 
-def compiled(function: Callable[..., Any]) -> CompiledModel:
+def compiled(function: Callable[..., Any], element_type: str = "f32") -> CompiledModel:
     """The engine's model of a function."""
     return compile_model(
         ModelSpec(
             name="double",
             model=function,
             engine="function",
-            inputs={"x": InputSpec(shape="batch:1..64, n:1..1000", element_type="f32")},
-            outputs={"y": OutputSpec(rule={"rule": "rows"}, shape="batch, n", element_type="f32")},
+            inputs={"x": InputSpec(shape="batch:1..64, n:1..1000", element_type=element_type)},
+            outputs={"y": OutputSpec(rule={"rule": "rows"}, shape="batch, n", element_type=element_type)},
         )
     )
 
 
 @contextmanager
-def real_server(address: str, *, keys: ServerSecurity | None = None) -> Iterator[str]:
+def real_server(
+    address: str, *, keys: ServerSecurity | None = None, element_type: str = "f32"
+) -> Iterator[str]:
     """The product's server in a thread, for the time of the block; gives the address with its port."""
-    model = compiled(double)
+    model = compiled(double, element_type)
     started = threading.Event()
     stop: list[Callable[[], None]] = []
     addresses: list[str] = []

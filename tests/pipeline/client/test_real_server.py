@@ -64,3 +64,26 @@ async def test_a_server_that_is_replaced_in_the_middle_of_a_stream_is_not_notice
                 assert position == result.key
                 np.testing.assert_array_equal(ITEMS[position] * 2, result["y"])
     second.__exit__(None, None, None)
+
+
+async def test_a_server_that_is_replaced_by_one_with_another_signature_answers_what_was_in_flight(
+    sourced: Any, tmp_path: Path
+) -> None:
+    """256 items are under way, sent or waiting; the next server takes doubles, and answers the rest with them."""
+    sourced.address = f"ipc://{tmp_path}/real/s"
+    first, second = real_server(sourced.address), real_server(sourced.address, element_type="f64")
+    first.__enter__()
+    async with sourced.connect() as client:
+        source = sourced.as_source([{"x": item} for item in 2 * ITEMS])
+        types = set()
+        async with client.stream("double", source, max_in_flight=256) as results:
+            for position in range(2 * len(ITEMS)):
+                if position == 100:
+                    await sourced.in_thread(first.__exit__, None, None, None)
+                    await sourced.in_thread(second.__enter__)
+                result = await anext(results)
+                assert position == result.key
+                np.testing.assert_array_equal(ITEMS[position % len(ITEMS)] * 2, result["y"])
+                types.add(str(result["y"].dtype))
+        assert {"float32", "float64"} == types
+    second.__exit__(None, None, None)
