@@ -407,12 +407,15 @@ class Availability:
         waited_for = [model for model in old if not self._dispatcher.is_idle(model)]
         if not waited_for:
             return False
-        slots = self._dispatcher.slots.values()
-        others = {slot.worker for slot in slots if slot.worker is not worker and slot.worker.is_serving}
-        others = {other for other in others if not leaves(other.name)}
+        others = {other for other in self._others(worker) if not leaves(other.name)}
         return any(
             not any(self._serves(other, model.name, model) for other in others) for model in waited_for
         )
+
+    def _others(self, worker: ConnectedWorker) -> set[ConnectedWorker]:
+        """Return the workers that get batches besides this one."""
+        slots = self._dispatcher.slots.values()
+        return {slot.worker for slot in slots if slot.worker is not worker and slot.worker.is_serving}
 
     def is_outdated(self, worker: ConnectedWorker) -> bool:
         """Tell whether a worker has another model, by files, engine or signature, than others serve since a reload.
@@ -424,9 +427,7 @@ class Availability:
         stale.update([model.name for model in old])
         if not stale or not all(map(self._dispatcher.is_idle, old)):
             return False
-        others = {slot.worker for slot in self._dispatcher.slots.values() if slot.worker.is_serving} - {
-            worker
-        }
+        others = self._others(worker)
         return any(
             self._serves(other, name, self._models.by_name.get(name))
             and not any(self._models.others([name], other.digests, other.engines))
