@@ -179,12 +179,9 @@ def test_models_of_the_servers_own_process_are_loaded_beside_the_old_ones(workpl
     with Asking(served, "kept"), served.client() as client:
         assert [1.0, 2.0] == ask(client, "gone")
         workplace.write(file(model("kept", n="0..128"), model("new")))
-        assert [
-            "models added: new",
-            "models removed: gone",
-            "model changed: kept (inputs)",
-            "workers replaced: local",
-        ] == reload(workplace, served)
+        changes = ["models added: new", "models removed: gone", "model changed: kept (inputs)"]
+        assert [*changes, "workers would be replaced: local"] == reload(workplace, served, "--dry-run")
+        assert [*changes, "workers replaced: local"] == reload(workplace, served)
         assert [1.0, 2.0] == ask(client, "new")
         with pytest.raises(shapestream.Unavailable, match="the reloaded configuration has it no more"):
             ask(client, "gone")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,7 @@ import pytest
 import trio
 
 from shapestream.settings import Settings, load_settings
-from shapestream_workers.reload import lines_of
+from shapestream_workers.reload import AdminAddress, lines_of, reload_server
 from shapestream_workers.reloads import Changes, Reload, ReloadRequest, Reloads, ReloadState, changes_between
 from shapestream_workers.roles import Roles, roles_of
 from shapestream_workers.supervisor.core import Restarted
@@ -152,3 +155,29 @@ def test_a_reload_of_all_at_once_that_does_not_fit_is_refused_before_it_begins(t
     assert "one after the other they need 3145728.0 GiB (surge: rolling)" in why
     assert needs.startswith("it would take about 4 s, and 4194304.0 GiB of memory in addition meanwhile; ")
     assert "refused: the server goes on unchanged" == end
+
+
+def test_a_server_that_is_busy_is_asked_again_for_the_same() -> None:
+    """The second question has the body of the first, and not that of the answer."""
+    bodies: list[Any] = []
+
+    class Busy(BaseHTTPRequestHandler):
+        """Refuses the first request."""
+
+        def do_PUT(self) -> None:
+            """Notes what it is asked."""
+            bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            told = {"ended": True} if len(bodies) > 1 else {"error": "busy"}
+            self.send_response(200 if len(bodies) > 1 else 503)
+            self.end_headers()
+            self.wfile.write(json.dumps(told).encode())
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
+            """Says nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Busy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        admin = AdminAddress(host="127.0.0.1", port=server.server_address[1], token=None)
+        assert {"ended": True} == reload_server(admin, "nothing", timeout_s=60.0)
+        server.shutdown()
+    assert [{"what": "nothing"}] * 2 == bodies

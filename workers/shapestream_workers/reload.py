@@ -114,13 +114,13 @@ def _ask(
         try:
             connection.request(method, path, body, headers)
             answer = connection.getresponse()
-            status, body = answer.status, answer.read()
+            status, text = answer.status, answer.read()
         except (OSError, http.client.HTTPException) as error:
             # A second reload does no harm, so the request is repeated if the answer was lost.
             status, why = 503, f"no admin port of a server answers at {where}: {error}"
         else:
             try:
-                told: dict[str, Any] = json.loads(body)
+                told: dict[str, Any] = json.loads(text)
                 why = f"{where} says: {told.get('error', status)}"
             except (ValueError, AttributeError):
                 raise ReloadFailed(

@@ -426,10 +426,14 @@ class Reloads:
         roles = self._roles.copy()
         changed = roles.follow(fresh.roles, self._doubtful)
         before, after = self._roles.by_name, roles.by_name
+        replaced = [name for name in after if name in changed and name in before]
+        unchanged = [name for name in after if name not in changed]
+        if self._own is not None and fresh.own is not None:
+            (unchanged if self._is_own_same(fresh.own) else replaced).append(OWN)
         reload.restarted = Restarted(
-            replaced=tuple(name for name in after if name in changed and name in before),
+            replaced=tuple(replaced),
             added=tuple(name for name in after if name not in before),
-            unchanged=tuple(name for name in after if name not in changed),
+            unchanged=tuple(unchanged),
             removed=tuple(name for name in before if name not in after),
             kept={},
             given_up={},
@@ -479,8 +483,7 @@ class Reloads:
         settings, own = fresh.loaded.settings, fresh.own
         if self._own is None or own is None or settings.in_process is None:
             return
-        same = own.made_of is not None and own.made_of == self._own.made_of
-        if same and reload.asked is not ReloadRequest.ALL and self._server.has_own_slots():
+        if reload.asked is not ReloadRequest.ALL and self._is_own_same(own):
             self._expect_own(settings, same=True)
             reload.restarted = replace(NOTHING_RESTARTED, unchanged=(OWN,))
             return
@@ -514,6 +517,11 @@ class Reloads:
         """Write the costs that are known for the workers that start from now on."""
         for folder in filter(None, map(private_folder, self._server.worker_addresses[:1])):
             await trio.to_thread.run_sync(write_known_costs, folder, self._server.known_costs())
+
+    def _is_own_same(self, own: WorkerRole) -> bool:
+        """Tell whether the slots of this process would be made of the same, and none of them was lost."""
+        same = self._own is not None and own.made_of is not None and own.made_of == self._own.made_of
+        return same and self._server.has_own_slots()
 
     def _expect_own(self, settings: Settings, *, same: bool) -> None:
         """Tell the server which models this process serves from now on; `same`: with the signatures that they had."""
