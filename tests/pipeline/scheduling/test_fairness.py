@@ -16,7 +16,7 @@ from shapestream.scheduling.fairness import LEAD_BATCHES, PATIENCE, FairShares, 
 
 
 def _shares() -> FairShares[Flow]:
-    return FairShares(lambda: None, GroupRoom(QueueRoom(1, 1)))
+    return FairShares(lambda: None, GroupRoom(QueueRoom(1, 1), "m"))
 
 
 def _order(stage, until: int = 10**6) -> list[int]:
@@ -190,7 +190,7 @@ COSTS = st.floats(0.001, 0.3)
 def _flow(shares: FairShares[Flow], number: int) -> Flow:
     """The flow of a client, for the only model that there is."""
     client = shares.client(number)
-    return client.flows.setdefault("m", Flow(client))
+    return client.flows.setdefault("m", Flow(client, "m"))
 
 
 def _stamp(
@@ -495,7 +495,7 @@ def test_a_priority_that_was_withdrawn_leaves_nothing_behind(alone):
 def test_blame_leaves_a_client_what_it_is_owed_for_turns_that_it_waits_for():
     """Only an account that nothing is queued for is first brought up to virtual time, or it would pay with the past."""
     shares = _shares()
-    waiting, other = (Flow(shares.client(number)) for number in (1, 2))
+    waiting, other = (Flow(shares.client(number), "m") for number in (1, 2))
     for flow in (waiting, other):
         _stamp(shares, flow, 1.0, 0)
     for _ in range(10):
@@ -508,7 +508,7 @@ def test_blame_leaves_a_client_what_it_is_owed_for_turns_that_it_waits_for():
 def test_when_another_client_asked_last():
     """Of a group, and of two groups that a slot joins: each client that asked last in one of them is another's other."""
     whole = QueueRoom(100, 100)
-    group, joined = GroupRoom(whole), GroupRoom(whole)
+    group, joined = GroupRoom(whole, "m"), GroupRoom(whole, "n")
     group.ask(1, "m", 1.0)
     group.ask(1, "m", 2.0)
     assert -inf == group.others_at
