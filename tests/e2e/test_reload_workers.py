@@ -126,9 +126,9 @@ def test_batching_changes_at_once_and_replaces_nothing(workplace: Any) -> None:
 
 def test_another_signature_is_served_to_those_who_fit_and_told_to_the_others(workplace: Any) -> None:
     """Wider bounds: clients that know the old ones go on. Another type: they are told, and open the model again."""
-    served = workplace.serve(
-        yaml(model("m"), model("kept"), workers=f"{group('m', count=2)}, {group('kept')}")
-    )
+    workers = f"{group('m', count=2)}, {group('kept')}"
+    server = SERVER.replace("}", ", client_silence_s: 600}")  # a raw client sends no heartbeats
+    served = workplace.serve(yaml(model("m"), model("kept"), workers=workers, server=server))
     served.wait_for("workers ready")
     with Asking(served, "kept"), served.client() as old:
         with Asking(served, "m"):
@@ -136,7 +136,8 @@ def test_another_signature_is_served_to_those_who_fit_and_told_to_the_others(wor
                 yaml(
                     model("m", n="0..128"),
                     model("kept"),
-                    workers=f"{group('m', count=2)}, {group('kept')}",
+                    workers=workers,
+                    server=server,
                 )
             )
             assert [
@@ -149,7 +150,7 @@ def test_another_signature_is_served_to_those_who_fit_and_told_to_the_others(wor
             wide = np.arange(100, dtype=np.float32)[None, ::-1]
             assert np.array_equal(wide[:, ::-1], client.infer("m", {"a": wide}, deadline=PATIENCE_S)["y"])
             doubles = model("m").replace("f32", "f64")
-            workplace.write(yaml(doubles, model("kept"), workers=f"{group('m', count=2)}, {group('kept')}"))
+            workplace.write(yaml(doubles, model("kept"), workers=workers, server=server))
             with RawClient(served.address, "m") as deaf:
                 reload(workplace, served)
                 two = np.array([[2, 1]], np.float32)
