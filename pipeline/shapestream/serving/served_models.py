@@ -388,6 +388,8 @@ class ServedModels:
         """Known sha256 digests of the models' files, by name. The first worker of a model without one sets it."""
         self.former: dict[str, str] = {}
         """Digests of the files before a reload, by name, while no worker with the present ones has joined."""
+        self._joined: set[str] = set()
+        """Names that a worker has joined with, and not only greeted."""
         self.kept: set[str] = set()
         """Names whose files were replaced, and no worker could be started with the new ones."""
         self.engines: dict[str, str] = {}
@@ -464,8 +466,16 @@ class ServedModels:
         ]
 
     def is_live(self, name: str) -> bool:
-        """Tell whether a worker has brought this model, and its workers were not given up."""
-        return name in self.by_name and name not in self.unavailable
+        """Tell whether a worker has joined with this model, or with those of this chain, and they were not given up.
+
+        A worker that a reload holds back has brought its models, and has not joined.
+        """
+        model = self.by_name.get(name)
+        if model is None or name in self.unavailable:
+            return False
+        if model.chain is None:
+            return name in self._joined
+        return all(part.announced is not None or self.is_live(part.name) for part in model.parts.values())
 
     def others(
         self, names: Iterable[str], digests: Mapping[str, str], engines: Mapping[str, str]
@@ -496,6 +506,7 @@ class ServedModels:
 
     def joined(self, name: str, digest: str | None) -> None:
         """Note that a worker serves a model: if from the present files, no worker may join with those before any more."""
+        self._joined.add(name)
         if digest == self.digests.get(name):
             self.former.pop(name, None)
 
@@ -634,8 +645,8 @@ class ServedModels:
 
     def forget(self, name: str) -> ServedModel | None:
         """Forget a model that was removed from the configuration, and has no request left; None if it had never come."""
-        self._withdrawn.discard(name)
-        self.kept.discard(name)
+        for names in (self._withdrawn, self._joined, self.kept):
+            names.discard(name)
         for known in (self.expected, self.unavailable, self.digests, self.former, self.engines):
             known.pop(name, None)
         for number in self._old_numbers.pop(name, ()):

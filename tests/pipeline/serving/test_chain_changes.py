@@ -186,7 +186,7 @@ async def test_rows_that_wait_for_a_canary_that_is_given_up_go_to_the_rest() -> 
 async def test_a_version_that_changes_meanwhile_is_asked_by_the_names_that_the_chain_began_with(
     most: int,
 ) -> None:
-    """Its ports stand in another order. With narrower bounds it is announced anew, and what was begun does not fit it."""
+    """Its ports stand in another order. With narrower bounds it is announced anew, and what was begun fits all the same."""
     before, now = model("q@1", "ab", "yz"), model("q@1", "ba", "zy", most=most)
     models = {"q@1": ModelSettings(name="q"), "p": SETTINGS["p"]}
     slots = ScriptedSlots(FIRST)
@@ -199,10 +199,5 @@ async def test_a_version_that_changes_meanwhile_is_asked_by_the_names_that_the_c
         running.server.model_expected("q@1", models["q@1"], may_change=True)
         new = await running.joined("new", signature=now)
         slots.finish(batch, [Tensors(layout=one.layout, buffers=list(one.buffers)) for one in batch.members])
-        if most == 32:
-            failure = await client.hear(Failure)
-            assert "invalid" == failure.code
-            assert failure.message.startswith("model 'q' has changed: version '1': input 'a'")
-            return
         await answer(new, now)
         assert [4.0, 10.0] == numbers_of((await client.hear(ResultEntry)).tensors)

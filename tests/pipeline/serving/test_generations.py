@@ -74,6 +74,7 @@ def test_requests_under_an_old_number_of_a_name_with_versions_are_mapped_by_name
         models.change_versions({"m": Versions.of("m", [(version, None)])})
         offered = replace(signature(first, second, n=n), name=f"m@{version}")
         at_once(models.add_all({offered.name: offered}))
+        models.joined(offered.name, None)
         announced = models.by_number[1].announced
         assert announced is not None
         if version != "3":

@@ -22,7 +22,7 @@ from tests.entries import (
     request_of,
 )
 from tests.pipeline.serving.clocks import virtual_time
-from tests.pipeline.serving.harness import Running, memory_serving
+from tests.pipeline.serving.harness import Owner, Running, memory_serving
 from tests.pipeline.serving.raw_peer import RawPeer, hello_of, verdict
 from tests.pipeline.serving.scripted_slots import ScriptedSlots
 from trio.testing import wait_all_tasks_blocked
@@ -210,6 +210,25 @@ async def test_a_canary_that_has_not_come_leaves_its_share_to_the_rest() -> None
         peer.say(request_of(2, tensors_of(1, 2), model=number))
         execute = await worker.hear(Execute)
         assert "m@4" == execute.model
+
+
+@virtual_time
+async def test_a_canary_that_is_held_back_leaves_its_share_to_the_rest_until_the_traffic_moves() -> None:
+    """It has brought its model, and gets no batches yet: others come with it."""
+    slots = slots_of("m@3")
+    models = {name: SETTINGS[name] for name in ("m@3", "m@4")}
+    async with memory_serving(slots, models=models, versions=shares(1_000_000)) as running:
+        peer, number = await client_of(running)
+        owner = Owner("w")
+        owner.held.add("w")
+        running.server.own_processes(owner)
+        worker = await running.joined("w", signature=FOUR)
+        peer.say(request_of(1, tensors_of(1, 2), model=number))
+        assert {"m@3": 1} == await play(slots, 1)
+        owner.held.clear()
+        running.server.move_traffic()
+        peer.say(request_of(2, tensors_of(1, 2), model=number))
+        assert "m@4" == (await worker.hear(Execute)).model
 
 
 @virtual_time
