@@ -7,7 +7,8 @@ import structlog
 from tests.entries import BatchDone, Entry, Execute, Role
 from tests.pipeline.serving.echo_model import model_settings
 
-from shapestream.serving.served_models import DEFAULT_BATCH_BYTES, ServedModel, most_rows
+from shapestream.serving.model_profiles import DEFAULT_BATCH_BYTES, most_rows
+from shapestream.serving.served_models import ServedModel
 from shapestream.wire.codec import decode, pack_messages
 from shapestream.wire.limits import MAX_INLINE_BYTES, MAX_INTEGER, MAX_RANK, WORKER_LIMITS, Limits
 from shapestream_engine.batch import BatchReport
