@@ -143,7 +143,7 @@ def lines_of(found: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines for people."""
     if found["state"] == "refused":
         yield from found["why"]
-        yield from _needs_lines(found["needs"])
+        yield from _needs_lines(found.get("needs"))  # none where the command has read the file
         yield "refused: the server goes on unchanged"
         return
     models = found["models"]

@@ -76,8 +76,14 @@ class Announced:
             if why is None and idempotent != self.idempotent:
                 why = f"idempotent is {str(idempotent).lower()}, and clients know {str(self.idempotent).lower()}"
             known = self._fits[model] = Fit.of(self.signature, signature) if why is None else why
-        share = self.versions.shares.get(self.versions.models.get(model, ""))
-        if isinstance(known, str) and share and model not in self._told and not self._is_replaced:
+        version = self.versions.models.get(model, "")
+        is_told = self._is_replaced or version == self.versions.rest  # then the name is announced anew
+        if (
+            isinstance(known, str)
+            and self.versions.shares.get(version)
+            and not is_told
+            and model not in self._told
+        ):
             self._told.add(model)
             log.error(
                 "version gets no traffic",
