@@ -63,7 +63,7 @@ class Forms:
             (openvino_model if file == "m.xml" else onnx_model)(folder / file)
         config = folder / "c.yaml"
         config.write_text(
-            f"models: [{{name: m, path: {file}, calibration_s: 1.0, "
+            f"models: [{{name: m, path: {file}, calibration_s: 10, "
             f"inputs: {{x: {{shape: 'batch:1..8, {WIDTH}'}}}}{more}}}]\n"
             "in_process: {slots: 2, threads: 2, wide: true}\n"
         )
