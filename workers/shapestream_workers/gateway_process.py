@@ -55,8 +55,10 @@ class GatewayProcess:
 
     def _run_http(self, address: str) -> None:
         from shapestream.gateway.gateway import GatewayOptions, run_gateway
+        from shapestream.serving.allocator import return_large_buffers
         from shapestream.web.messages import HttpLimits
 
+        return_large_buffers()
         asked = self._options
         try:
             services = {service.name: service for service in map(text_service, asked.texts or ())}
