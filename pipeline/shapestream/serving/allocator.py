@@ -37,8 +37,8 @@ _M_MMAP_THRESHOLD = -3
 _MMAP_THRESHOLD_BYTES = 32 * 1024 * 1024
 _TRIM_THRESHOLD_BYTES = 256 * 1024 * 1024
 LARGE_BYTES = 4 * 1024 * 1024
-"""Bytes from which a buffer of a gateway is mapped by itself. Bodies of 1 MiB cost a gateway what they did; one of 16 MiB takes
-37 instead of 27 ms of its CPU (two cores, 2026-11-29)."""
+"""Bytes from which a buffer of a gateway is mapped by itself. Bodies of 1 MiB cost a gateway what they did; one of 16 MiB
+takes 37 instead of 27 ms of its CPU (two cores, 2026-11-29)."""
 
 
 def keep_freed_memory() -> bool:
