@@ -165,11 +165,11 @@ def clients_of(server: Addresses) -> dict[str, AbstractContextManager[Ask] | Non
 
 @dataclass(slots=True)
 class Seen:
-    """What one client has seen. A request belongs to the time at which it was due."""
+    """The answers that one client has seen. A request belongs to the time at which it was due."""
 
     asked: int = 0
     waits: list[tuple[float, float]] = field(default_factory=list)
-    """Of each answer: when its request was due, and seconds from then."""
+    """The time at which the request of each answer was due, and seconds from then."""
     late: list[float] = field(default_factory=list)
     lost: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -235,7 +235,7 @@ class Clients:
 
 
 def right(row: Sequence[float], answer: Answer, allowed: Mapping[int, str | None]) -> bool:
-    """Whether a version that may answer gave this answer, by NumPy, and is the one that the answer names."""
+    """Tell whether a version that may answer gave this answer, by NumPy, and is the one that the answer names."""
     added = int(answer.values[-1]) if answer.values else -1
     expected = np.array(row, np.float32) + np.float32(added)
     named = allowed.get(added)

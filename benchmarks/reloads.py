@@ -89,9 +89,9 @@ class Kind(NamedTuple):
     name: str
     result: str = "incomplete"
     code: bool = False
-    """Whether it brings other code, and so other answers."""
+    """True if it brings other code, and so other answers."""
     version: bool = False
-    """Whether it brings another version."""
+    """True if it brings another version."""
     bound: int = 64
     """The largest row. Another bound is another signature."""
     starts: int = 1
@@ -128,7 +128,7 @@ class Setting:
         self.folder = folder
         self.path = folder / "server.yaml"
         self.added = 0
-        """What the model adds, when it is written."""
+        """The number that the model adds, when it is written."""
         self.version = 1
         folder.mkdir(exist_ok=True)
         for name, text in FILES.items():
@@ -160,7 +160,7 @@ class Setting:
         )
 
     def allowed(self) -> dict[int, str]:
-        """What an answer may add, and the version that it then names."""
+        """The numbers that an answer may add, each with the version that it then names."""
         return {self.added: f"v{self.version}"}
 
 

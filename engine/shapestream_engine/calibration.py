@@ -101,7 +101,7 @@ class Calibration:
 
     @property
     def from_cache(self) -> bool:
-        """Whether an earlier start has measured the table."""
+        """True if an earlier start has measured the table."""
         return self.source is CostSource.KEPT
 
 

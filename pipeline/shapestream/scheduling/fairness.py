@@ -90,7 +90,7 @@ class ClientShare(Generic[FlowT]):
 
     def __init__(self) -> None:
         self.has_versions = False
-        """Whether any two of its flows are of one name."""
+        """True if any two of its flows are of one name."""
         self.start_s = 0.0
         """Where its next turn starts, on the scale of virtual time."""
         self.virtual_s = 0.0

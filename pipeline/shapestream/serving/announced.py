@@ -50,7 +50,7 @@ class Announced:
         self._before: Versions | None = None
         """Those that get the requests until a reload's version with the rest is live; None once it was."""
         self._is_replaced = False
-        """Whether the name has another number now. Then a version takes what fits by name, type and number of axes."""
+        """True if the name has another number now. Then a version takes what fits by name, type and number of axes."""
         self.signature = signature
         """With the bare name. It never changes, since clients send tensors by its places."""
         self.idempotent = idempotent
@@ -77,11 +77,11 @@ class Announced:
                 why = f"idempotent is {str(idempotent).lower()}, and clients know {str(self.idempotent).lower()}"
             known = self._fits[model] = Fit.of(self.signature, signature) if why is None else why
         version = self.versions.models.get(model, "")
-        is_told = self._is_replaced or version == self.versions.rest  # then the name is announced anew
+        announced_anew = self._is_replaced or version == self.versions.rest
         if (
             isinstance(known, str)
             and self.versions.shares.get(version)
-            and not is_told
+            and not announced_anew
             and model not in self._told
         ):
             self._told.add(model)

@@ -91,7 +91,7 @@ class LocalPort:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every slot can run batches: none hangs, and no thread has ended."""
+        """True if every slot can run batches: none hangs, and no thread has ended."""
         worker = self.worker
         return worker is not None and worker.is_serving and not (self._thread_ended or worker.condemned_for)
 

@@ -103,7 +103,7 @@ class ServedModel:
         self.successor: ServedModel | None = None
         """The generation that gets the requests of its name now; None while this one does."""
         self.has_left = False
-        """Whether no worker of it is left, since a reload has changed it."""
+        """True if no worker of it is left, since a reload has changed it."""
         self.like: str | None = None
         """The key of the generation before, if that has the same signature, and so the same slots."""
         self._fit: Fit | str | None = None

@@ -423,7 +423,7 @@ class ConnectedWorker(PeerLink):
         self.digests = offer.digests
         self.engines = offer.engines
         self.greets_anew = False
-        """Whether it drains to greet once more, since a reload has changed what it serves."""
+        """True if it drains to greet once more, since a reload has changed what it serves."""
         self.tolerances = offer.tolerances
         self.session = session
         """Number of the session; this server uses none twice."""
