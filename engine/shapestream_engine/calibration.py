@@ -116,18 +116,20 @@ def calibrate(
     cache: CostCache | None = None,
     alone: Callable[[], AbstractContextManager[None]] = nullcontext,
     predecessor: CostTable | None = None,
+    patience: float = 1.0,
 ) -> Calibration:
     """Measure the costs of a model for up to `budget_s` seconds plus the last call, or read them from the cache.
 
     `slots` calls run at the same time. `values` describe realistic inputs; other inputs get defaults by element type.
     `key` identifies model, device, settings and versions. First times are meaningful only in a fresh process, in which no
     shape has run. With a budget of 0 the table is empty. `alone` is entered to measure, not to read. `predecessor`: costs to
-    begin with, if a few calls are alike; they are not kept, so a start without them measures.
+    begin with, if a few calls are alike; they are not kept, so a start without them measures. `patience`: times the budget
+    that may pass until the coarse grid is measured, where nobody waits for a start.
     """
     empty = CostTable(key=key, dimensions=model.signature.dimensions)
     if budget_s <= 0.0:
         return Calibration(table=empty)
-    measured = partial(_measured, model, empty, slots, max_batch, budget_s, values, predecessor)
+    measured = partial(_measured, model, empty, slots, max_batch, budget_s, values, predecessor, patience)
     if cache is None:
         with alone():
             return measured()
@@ -155,6 +157,7 @@ def _measured(
     budget_s: float,
     values: Mapping[str, Values],
     predecessor: CostTable | None,
+    patience: float,
 ) -> Calibration:
     """Measure first a coarse grid of shapes, then a fine one; `empty` is the table without points.
 
@@ -175,6 +178,7 @@ def _measured(
         coarse, fine = stages(model.signature, max_batch)
         for shapes, share in zip((coarse, coarse, fine, [*coarse, *fine]), PASSES, strict=True):
             bench.measure(shapes, share * budget_s)
+        bench.complete(coarse, patience * budget_s)
     finally:
         bench.close()
     if bench.grown_at is not None:
@@ -302,6 +306,13 @@ class CalibrationBench:
                 self._failures += 1
                 self._refused.add(sizes)
                 self.findings.append(f"a call of {sizes} is not measured: {failure}")
+
+    def complete(self, shapes: Sequence[tuple[int, ...]], until_s: float) -> None:
+        """Measure those of these calls that were not, with twice the budget each time, while that ends before `until_s`."""
+        while not self.has_measured(shapes) and 2 * self._budget_s <= until_s:
+            self._budget_s *= 2
+            self._too_dear.clear()
+            self.measure([sizes for sizes in shapes if sizes not in self._seen], self._budget_s)
 
     def _is_too_large(self, sizes: tuple[int, ...]) -> bool:
         """Tell whether a call is at least as large as the one before which the process had grown too much."""

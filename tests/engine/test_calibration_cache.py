@@ -115,6 +115,29 @@ def test_a_calibration_that_was_cut_short_is_told_and_not_kept(cache):
     assert len(first.table.points) < len(second.table.points)
 
 
+def test_with_patience_nothing_is_cut_short(cache):
+    """What is measured once for many starts is measured to the end, on however slow a machine."""
+    calls: list[tuple[int, ...]] = []
+
+    def start(patience: float) -> Calibration:
+        return calibrate(
+            counting(calls),
+            slots=1,
+            max_batch=None,
+            budget_s=1e-6,
+            values={},
+            key="k",
+            cache=cache,
+            patience=patience,
+        )
+
+    assert not start(1.0).is_complete
+    whole = start(1e9)
+    assert (True, ()) == (whole.is_complete, whole.findings)
+    assert start(1.0).from_cache
+    assert {(1, 1), (4, 8)} <= {*calls}
+
+
 def test_what_a_predecessor_knows_is_tested_and_not_kept(cache):
     """Under the own key, by which traffic corrects it; an own measurement goes first."""
     known = CostTable(key="old", dimensions=TABLE.dimensions, points=(CostPoint(sizes=(1, 4), seconds=0.01),))

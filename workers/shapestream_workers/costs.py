@@ -15,6 +15,7 @@ from typing import Any
 
 from shapestream.loading.measured_costs import measure_costs
 from shapestream.loading.models import compile_models, processes_of, slots_and_threads, wishes_of
+from shapestream.loading.trials import WITH_NOBODY, Measuring
 from shapestream.loading.wide_forms import Wish, wide_forms
 from shapestream.settings import LoadedSettings, ModelSettings
 from shapestream_engine.calibration import Calibration, CostCache
@@ -22,6 +23,9 @@ from shapestream_engine.cost_table import LearnedCosts
 from shapestream_engine.probing.cache import ProofCache
 from shapestream_workers.printing import table_of
 
+PATIENCE = 64.0
+"""Times `calibration_s` that a measurement of `prepare` may take: what it keeps, no start measures again, and an image is
+built on machines that do much besides."""
 DEFAULT_S = 5.0
 """Seconds to measure a model with `calibration_s: 0`, for `models --costs`."""
 
@@ -55,12 +59,24 @@ def prepare(loaded: LoadedSettings, folder: Path) -> list[CostReport]:
         report
         for model in loaded.settings.first_served()
         for slots, threads in processes_of(loaded.settings, model.name)
-        for report in _costs_of(loaded, model, slots, threads, wishes_of(loaded.settings, model.name))
+        for report in _costs_of(
+            loaded,
+            model,
+            slots,
+            threads,
+            wishes_of(loaded.settings, model.name),
+            Measuring(None, patience=PATIENCE),
+        )
     ]
 
 
 def _costs_of(
-    loaded: LoadedSettings, model: ModelSettings, slots: int, threads: int, wishes: Iterable[Wish] = ()
+    loaded: LoadedSettings,
+    model: ModelSettings,
+    slots: int,
+    threads: int,
+    wishes: Iterable[Wish] = (),
+    measuring: Measuring = WITH_NOBODY,
 ) -> list[CostReport]:
     """Return the costs of a model in a process with so many slots and threads; none where it is not measured.
 
@@ -69,11 +85,18 @@ def _costs_of(
     cache = CostCache.of_environment()
     compiled = compile_models(loaded, [model], slots=slots, threads=threads)
     try:
-        found = measure_costs([model], compiled, slots=slots, threads=threads)
+        found = measure_costs([model], compiled, slots=slots, threads=threads, measuring=measuring)
         tables = {name: calibration.table for name, calibration in found.items()}
         for wish in wishes:
             wide = wide_forms(
-                [model], compiled, tables, wish=wish, slots=slots, threads=threads, memory_limit=None
+                [model],
+                compiled,
+                tables,
+                wish=wish,
+                slots=slots,
+                threads=threads,
+                memory_limit=None,
+                measuring=measuring,
             )
             for form in () if wide is None else wide.models.values():
                 form.close()

@@ -103,4 +103,5 @@ def _measure(
         cache=cache,
         alone=measuring.alone,
         predecessor=known_table(measuring.known(), compiled.signature),
+        patience=measuring.patience,
     )

@@ -234,10 +234,17 @@ class Measuring:
     By a lock on a file: all trials share it, a measurement has it alone. Without a file nothing is kept apart.
     """
 
-    def __init__(self, path: Path | None, known: Callable[[], Sequence[KnownCosts]] = lambda: ()) -> None:
-        """`known` returns the costs that the server knows already, for a process that starts beside its load."""
+    def __init__(
+        self,
+        path: Path | None,
+        known: Callable[[], Sequence[KnownCosts]] = lambda: (),
+        patience: float = 1.0,
+    ) -> None:
+        """`known` returns the costs that the server knows already, for a process that starts beside its load; `patience` is
+        that of `calibrate`."""
         self._path = path
         self.known = known
+        self.patience = patience
 
     @classmethod
     def beside(cls, address: str) -> Measuring:

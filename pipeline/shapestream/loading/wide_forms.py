@@ -192,6 +192,7 @@ class _Process:
             key=key,
             cache=cache,
             alone=self.measuring.alone,
+            patience=self.measuring.patience,
         )
         if not found.table.points:
             raise _NoWideForm("its costs could not be measured")
