@@ -192,8 +192,10 @@ def test_an_unbounded_dimension_ends_somewhere():
 def test_a_process_that_grows_measures_nothing_larger():
     """A model that keeps memory for good is not given its largest calls before anybody asks for them."""
     kept: list[Array] = []
+    called: set[int] = set()
 
     def function(x: Array) -> Array:
+        called.add(x.shape[1])
         kept.append(np.ones(1 << 27, np.int8) if x.shape[1] >= 8 else x)
         return x
 
@@ -201,7 +203,7 @@ def test_a_process_that_grows_measures_nothing_larger():
     assert (1, 1) in sizes_of(calibration)
     assert (1, 4096) not in sizes_of(calibration)
     assert 1 == sum("they take much memory" in finding for finding in calibration.findings)
-    assert len(kept) < 40
+    assert max(called) <= 16
 
 
 def test_a_batch_axis_from_two_is_respected():
