@@ -491,7 +491,8 @@ class Availability:
                 live_model = self._models.by_name.get(name)
                 self._dispatcher.model_given_up(name if live_model is None else live_model.key, message, now)
         for model in [*self._models.retiring.values()]:
-            model.has_left = model.like is None and not any(
+            # With the signature of the live generation, its requests wait for whichever worker comes next.
+            model.has_left = model.latest().successor is not None and not any(
                 self._serves(slot.worker, model.name, model) for slot in self._dispatcher.slots.values()
             )
             if model.has_left:

@@ -8,6 +8,7 @@ from typing import Any
 import trio
 from tests.entries import (
     Execute,
+    Failure,
     Goodbye,
     ResultEntry,
     SlotHello,
@@ -50,6 +51,49 @@ async def test_requests_that_waited_for_an_old_worker_are_run_by_the_new_one() -
         for _ in range(3):  # what waited, what came later, and what the old one had begun
             await new.run_next()
         assert [1, 2, 3, 4, 5, 6] == sorted(await client.sequences(6))
+
+
+@virtual_time
+async def test_requests_of_old_signatures_fail_with_the_last_worker_that_takes_them() -> None:
+    """Also those of a generation that had the signature of the one before."""
+    async with memory_serving(models={"echo": ECHO}) as running:
+        client, old, _ = await running.busy_worker()
+        client.say(request(2))
+        await client.statistics()
+        running.server.model_expected("echo", RELOADED, may_change=True)
+        alike = await running.joined("alike")
+        client.say(*[request(number) for number in range(3, 7)])
+        await alike.hear(Execute)
+        running.server.model_expected("echo", ECHO, may_change=True)
+        await running.joined("another", signature=OTHER)
+        old.close()
+        await trio.sleep(1.5)
+        assert ["alike/0", "another/0"] == list((await client.statistics())["slots"])
+        assert not client.has_heard(Failure)
+        alike.close()
+        failed = {entry.sequence: entry.code for entry in await client.hear_each(Failure, 6)}
+        assert dict.fromkeys(range(1, 7), "unavailable") == failed
+
+
+@virtual_time
+async def test_requests_of_an_equal_signature_wait_for_the_next_worker() -> None:
+    """While there is none at all, as after a crash."""
+    async with memory_serving(models={"echo": ECHO}) as running:
+        client, old, _ = await running.busy_worker()
+        client.say(*[request(number) for number in range(2, 5)])
+        await client.statistics()
+        running.server.model_expected("echo", RELOADED, may_change=True)
+        alike = await running.joined("alike")
+        await alike.hear(Execute)
+        old.close()
+        alike.close()
+        await trio.sleep(1.5)
+        assert [] == list((await client.statistics())["slots"])
+        assert not client.has_heard(Failure)
+        new = await running.joined("new")
+        for _ in range(4):  # each alone: a worker died of them, or beside them
+            await new.run_next()
+        assert [1, 2, 3, 4] == sorted(await client.sequences(4))
 
 
 @virtual_time
