@@ -189,8 +189,10 @@ async def test_a_server_makes_no_larger_calls_than_a_worker_has_tried(
             return socket
 
         dial = partial(BlockingDealer, workers)
-        worker = Worker("w", SlotThreads(models=models, dial=dial), connect)
+        joined = trio.Event()
+        worker = Worker("w", SlotThreads(models=models, dial=dial), connect, ready=joined.set)
         nursery.start_soon(worker.run)
+        await joined.wait()  # else the server may know no model yet
         found = await answers(clients, arrays)
         nursery.cancel_scope.cancel()
     assert [] == wrong(arrays, found, blended if function == "blended" else np.copy)
