@@ -14,13 +14,20 @@ ENVIRONMENTS = Path(__file__).parents[2]
 TIMEOUT_S = 120.0
 
 
+def python_of(client: str) -> Path:
+    """The Python of a client's environment."""
+    return ENVIRONMENTS / f".venv-client-{client}" / "bin" / "python"
+
+
+def needs(client: str) -> pytest.MarkDecorator:
+    """Skips a test before it starts a server, where that environment is not made."""
+    return pytest.mark.skipif(not python_of(client).exists(), reason="needs `make test-clients`")
+
+
 def told_by(client: str, program: str, server: str, given: Any) -> Any:
     """The JSON that a program prints, with this JSON to read."""
-    python = ENVIRONMENTS / f".venv-client-{client}" / "bin" / "python"
-    if not python.exists():
-        pytest.skip("needs `make test-clients`")
     ran = subprocess.run(
-        [str(python), "-P", str(PROGRAMS / program), server],
+        [str(python_of(client)), "-P", str(PROGRAMS / program), server],
         input=json.dumps(given),
         stdout=subprocess.PIPE,
         text=True,

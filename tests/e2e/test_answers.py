@@ -62,8 +62,8 @@ def test_one_wrong_weight_ends_the_command_with_status_1(capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("defect", "count"),
     [
-        ("size", Count.MODEL_ERROR),
-        ("send-one-twice", Count.DUPLICATED),
+        pytest.param("size", Count.MODEL_ERROR, marks=pytest.mark.thorough),
+        pytest.param("send-one-twice", Count.DUPLICATED, marks=pytest.mark.thorough),
         ("drop-a-reply", Count.LOST),
     ],
 )
@@ -81,7 +81,7 @@ def _is_client(process: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
 def test_a_run_that_is_interrupted_leaves_no_process_behind(number: int) -> None:
     """Server, workers and clients end with it, and it ends with a status that is not 0."""
     command = [sys.executable, "-m", "tests.e2e.answers", "--trust", "--engine", "onnxruntime"]

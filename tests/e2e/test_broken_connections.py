@@ -218,8 +218,17 @@ def assert_answers(address: str, keys: dict[str, str] | None = None) -> None:
     newcomer.break_off()
 
 
-@pytest.mark.parametrize("make", [quiet, pinging, lambda address: Bare(zmq.DEALER, address)],
-                         ids=["plain", "pinging", "pyzmq"])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        quiet,
+        *[
+            pytest.param(each, marks=pytest.mark.thorough)
+            for each in (pinging, lambda address: Bare(zmq.DEALER, address))
+        ],
+    ],
+    ids=["plain", "pinging", "pyzmq"],
+)
 def test_a_server_outlives_peers_that_break_off_with_full_pipes(
     start: Start, make: Callable[[str], Raw | Bare]
 ) -> None:
@@ -252,7 +261,14 @@ def test_a_protected_server_outlives_listed_peers_that_break_off_with_full_pipes
     victim.assert_lives(lambda: [assert_answers(address, keys) for address in addresses] and None)
 
 
-@pytest.mark.parametrize("transport", ["tcp", "ipc", "curve"])
+@pytest.mark.parametrize(
+    "transport",
+    [
+        pytest.param("tcp", marks=pytest.mark.thorough),
+        pytest.param("ipc", marks=pytest.mark.thorough),
+        "curve",
+    ],
+)
 @pytest.mark.parametrize("role", ["client", "worker"])
 def test_a_client_and_a_worker_outlive_a_server_that_dies_with_many_answers_under_way(
     start: Start, tmp_path: Path, keys: dict[str, str], role: str, transport: str
@@ -274,7 +290,7 @@ def break_all_of(victim: Victim, server: Bare) -> None:
     break_all(victim, [server])
 
 
-@pytest.mark.parametrize("transport", ["tcp", "ipc"])
+@pytest.mark.parametrize("transport", ["tcp", pytest.param("ipc", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("role", ["client", "worker"])
 def test_a_client_and_a_worker_outlive_a_server_that_pings_and_dies(
     start: Start, tmp_path: Path, role: str, transport: str

@@ -68,7 +68,7 @@ def infer_by_grpc(served: Any) -> list[float]:
         return caller.infer()
 
 
-@pytest.mark.parametrize("kind", ["http", "grpc"])
+@pytest.mark.parametrize("kind", ["http", pytest.param("grpc", marks=pytest.mark.thorough)])
 def test_a_reload_waits_for_a_request_as_long_as_the_grace_says(workplace: Any, kind: str) -> None:
     """It runs for longer than a gateway has to end otherwise."""
     served = serve(workplace, f'{kind}: "127.0.0.1:0"', model="double_when_open")
@@ -112,7 +112,9 @@ def test_a_rolling_restart_behind_a_balancer_fails_no_request(workplace: Any) ->
         assert [] == served.events("gateway killed")
 
 
-@pytest.mark.parametrize("kept_open", [True, False], ids=["keep-alive", "raw"])
+@pytest.mark.parametrize(
+    "kept_open", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["keep-alive", "raw"]
+)
 def test_sigterm_resets_no_connection_and_loses_no_answer(workplace: Any, kept_open: bool) -> None:
     """Sixteen busy callers, whose connections end with an answer that says so; one more is idle, and asks at last."""
     served = serve(workplace, 'lame_duck_s: 20, http: "127.0.0.1:0"')
@@ -164,7 +166,7 @@ def test_over_grpc_connections_are_told_to_go_while_calls_are_taken(workplace: A
     assert 0 == served.wait()
 
 
-@pytest.mark.parametrize("kind", ["http", "grpc"])
+@pytest.mark.parametrize("kind", ["http", pytest.param("grpc", marks=pytest.mark.thorough)])
 def test_a_new_server_gets_its_part_of_connections_that_are_kept(workplace: Any, kind: str) -> None:
     """A balancer of connections knows nothing of requests; callers keep theirs for as long as they may."""
     old = serve(workplace, 'http: "127.0.0.1:0"', name="a")

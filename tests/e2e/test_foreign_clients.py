@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.e2e import string_models
+from tests.e2e.client_programs import needs, python_of
 
 pytestmark = pytest.mark.e2e
 
@@ -43,10 +44,7 @@ def grpc_server(workplace: Any) -> str:
 
 def output_of(client: str, example: Path, server: str) -> str:
     """What a program prints, run by the Python of that client's environment."""
-    python = ROOT / f".venv-client-{client}" / "bin" / "python"
-    if not python.exists():
-        pytest.skip("needs `make test-clients`")
-    command = [str(python), "-P", str(example), server]
+    command = [str(python_of(client)), "-P", str(example), server]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT_S).stdout
 
 
@@ -65,12 +63,17 @@ def test_curl_sorts(server: str) -> None:
     assert "id" not in answer
 
 
+def by(client: str, *values: Any) -> Any:
+    """A case of this client, which needs its environment."""
+    return pytest.param(client, *values, marks=needs(client))
+
+
 @pytest.mark.parametrize(
     ("client", "example", "words"),
     [
-        ("triton", "triton_http.py", ["ready: True True", "[[ 1.    2.    3.5 ]", "[[1 2]\n [3 4]]"]),
-        ("kserve", "kserve_rest.py", ["ready: True True", "[[ 1.    2.    3.5 ]"]),
-        ("pytriton", "pytriton_http.py", ["[[ 1.    2.    3.5 ]", "[1.  2.  3.5]", "[[1 2]\n [3 4]]"]),
+        by("triton", "triton_http.py", ["ready: True True", "[[ 1.    2.    3.5 ]", "[[1 2]\n [3 4]]"]),
+        by("kserve", "kserve_rest.py", ["ready: True True", "[[ 1.    2.    3.5 ]"]),
+        by("pytriton", "pytriton_http.py", ["[[ 1.    2.    3.5 ]", "[1.  2.  3.5]", "[[1 2]\n [3 4]]"]),
     ],
 )
 def test_an_example_runs(server: str, client: str, example: str, words: list[str]) -> None:
@@ -82,7 +85,7 @@ def test_an_example_runs(server: str, client: str, example: str, words: list[str
 @pytest.mark.parametrize(
     ("client", "program", "words"),
     [
-        (
+        by(
             "triton",
             EXAMPLES / "triton_grpc.py",
             [
@@ -93,8 +96,8 @@ def test_an_example_runs(server: str, client: str, example: str, words: list[str
                 "stream: no model",
             ],
         ),
-        ("kserve", EXAMPLES / "kserve_grpc.py", ["ready: True True", "[[ 1.    2.    3.5 ]"]),
-        ("triton", CALLS / "triton_grpc_calls.py", ["all right"]),
+        by("kserve", EXAMPLES / "kserve_grpc.py", ["ready: True True", "[[ 1.    2.    3.5 ]"]),
+        by("triton", CALLS / "triton_grpc_calls.py", ["all right"]),
     ],
     ids=lambda value: value.name if isinstance(value, Path) else None,
 )
@@ -104,6 +107,7 @@ def test_a_program_runs_over_grpc(grpc_server: str, client: str, program: Path, 
     assert [] == [word for word in words if word not in found], found
 
 
+@needs("triton")
 def test_tritonclient_sends_strings(workplace: Any) -> None:
     """BYTES over HTTP and gRPC, to functions of text and of bytes."""
     text = string_models.SERVED.replace('http: "127.0.0.1:0"', 'http: "127.0.0.1:0", grpc: "127.0.0.1:0"')
@@ -116,7 +120,7 @@ def test_tritonclient_sends_strings(workplace: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("client", "program"), [("triton", "triton_versions.py"), ("kserve", "kserve_versions.py")]
+    ("client", "program"), [by("triton", "triton_versions.py"), by("kserve", "kserve_versions.py")]
 )
 def test_clients_of_others_ask_for_versions(workplace: Any, client: str, program: str) -> None:
     """Over HTTP and gRPC; the answers are compared by version."""

@@ -127,8 +127,8 @@ def test_secrets_that_others_may_read_end_the_start(workplace: Any) -> None:
         served = SERVED.replace("http: HTTP", port).replace("MODEL", "double")
         config = workplace.write(served)
         for command in ("serve", "check"):
-            ran = workplace.run(command, str(config))
-            assert (3, True) == (ran.returncode, f"mode {mode} lets others at {file}" in ran.stderr), (
+            ran = workplace.invoke(command, str(config))
+            assert (3, True) == (ran.exit_code, f"mode {mode} lets others at {file}" in ran.stderr), (
                 ran.stderr
             )
             assert "server.yaml:1:" in ran.stderr

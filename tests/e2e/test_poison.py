@@ -37,7 +37,11 @@ def _deaths(served: Any) -> list[int]:
 # Whoever only crashes is not to be taken for hanging on a machine that stands still for a moment.
 @pytest.mark.parametrize(
     ("poison", "hang_after_s"),
-    [(CRASH, "off"), pytest.param(EXIT, "off", marks=pytest.mark.thorough), (HANG, "3")],
+    [
+        pytest.param(CRASH, "off", marks=pytest.mark.thorough),
+        pytest.param(EXIT, "off", marks=pytest.mark.thorough),
+        (HANG, "3"),
+    ],
 )
 def test_a_poison_among_many_ends_two_workers_and_nobody_else(
     workplace: Any, poison: int, hang_after_s: str

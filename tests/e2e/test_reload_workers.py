@@ -354,7 +354,7 @@ def of_three(function: str = "numpy:sort", n: str = "0..64", server: str = ALL) 
     return yaml(model("m", function=function, n=n), workers=group("m", count=3), server=server)
 
 
-@pytest.mark.parametrize("n", ["0..64", "0..128"])
+@pytest.mark.parametrize("n", ["0..64", pytest.param("0..128", marks=pytest.mark.thorough)])
 def test_the_traffic_moves_to_all_new_workers_at_once(workplace: Any, n: str) -> None:
     """With an equal signature, and with another one: the old version answers all until the last new worker is ready.
 

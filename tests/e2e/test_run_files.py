@@ -429,7 +429,11 @@ mount -o remount,size=64m disk
 """
 
 
-@pytest.mark.parametrize("size", ["100k", "200k"], ids=["while it runs", "while parts are merged"])
+@pytest.mark.parametrize(
+    "size",
+    [pytest.param("100k", marks=pytest.mark.thorough), "200k"],
+    ids=["while it runs", "while parts are merged"],
+)
 def test_a_disk_without_space_loses_nothing(size: str, site: Any) -> None:
     """One of its own, in a mount namespace; it is full while rows are under way, or only at the end."""
     if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode != 0:
@@ -454,7 +458,7 @@ def test_a_disk_without_space_loses_nothing(size: str, site: Any) -> None:
     assert ([*range(2000)], doubled(values), [None] * 2000) == results(site.folder / "out.parquet")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.thorough), signal.SIGTERM])
 def test_a_run_that_is_told_to_end_has_no_suspects(number: signal.Signals, site: Any) -> None:
     """Ctrl-C, or a scheduler that preempts it: the journal says that it left, and `--resume` goes on."""
     values = rows(50)
@@ -480,7 +484,13 @@ def unfinished(site: Any) -> Any:
     return site
 
 
-@pytest.mark.parametrize("changed", ["input", "model", "columns", "shapestream"])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "input",
+        *[pytest.param(one, marks=pytest.mark.thorough) for one in ("model", "columns", "shapestream")],
+    ],
+)
 def test_another_run_does_not_go_on_with_it(changed: str, unfinished: Any) -> None:
     """Another input, model, option or version is refused by name."""
     more = []

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.e2e.client_programs import told_by
+from tests.e2e.client_programs import needs, told_by
 from tests.e2e.text_chain import SERVED, TEXTS, expected, tokens, words
 
 pytestmark = pytest.mark.e2e
@@ -33,6 +33,7 @@ def assert_vectors(wanted: npt.NDArray[Any], found: list[list[float]]) -> None:
     np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=2e-6)
 
 
+@needs("openai")
 def test_openais_client_embeds_texts(text_server: str) -> None:
     """In base64, which it asks for unasked, and numbers; sync and async; cut; by tokens; with its own errors."""
     found = told_by("openai", "openai_embeddings.py", text_server, TEXTS)
@@ -54,6 +55,7 @@ def test_openais_client_embeds_texts(text_server: str) -> None:
     assert [*wrong, "dimensions", "invalid"] == found["too_many_dimensions"]
 
 
+@needs("huggingface")
 def test_huggingfaces_client_extracts_features(text_server: str) -> None:
     """From the server's root, and from the page; of length 1 unless that is not wanted."""
     found = told_by("huggingface", "huggingface_features.py", text_server, TEXTS)
@@ -71,6 +73,7 @@ def test_huggingfaces_client_extracts_features(text_server: str) -> None:
     )
 
 
+@needs("langchain")
 def test_langchains_client_embeds_documents(text_server: str) -> None:
     """Texts, and by default the tokens of its own encoding."""
     found = told_by("langchain", "langchain_embeddings.py", text_server, TEXTS)

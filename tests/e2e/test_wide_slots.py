@@ -48,7 +48,11 @@ def _yaml(place: str, more: str = "") -> str:
 """
 
 
-@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize(
+    "place",
+    [pytest.param(PLACES["in process"], marks=pytest.mark.thorough), PLACES["worker"]],
+    ids=["in process", "worker"],
+)
 def test_lone_requests_run_wide_and_are_answered_alike(workplace: Any, place: str) -> None:
     """Until lone runs are known, half of them are wide. Which slot a request ran on is told with its answer."""
     _layers(workplace.folder / "layers.xml")

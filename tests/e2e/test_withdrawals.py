@@ -79,7 +79,9 @@ async def give_up(client: shapestream.Client, by_deadline: bool, ends: Counter[s
         ends["withdrawn"] += scope.cancelled_caught
 
 
-@pytest.mark.parametrize("by_deadline", [False, True], ids=["withdrawn", "expired"])
+@pytest.mark.parametrize(
+    "by_deadline", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["withdrawn", "expired"]
+)
 def test_requests_that_are_given_up_change_no_answer_of_anothers(workplace: Any, by_deadline: bool) -> None:
     """By their client, or by their deadlines, at any point of their run."""
     write_powers(workplace.folder)
