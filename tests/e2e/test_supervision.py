@@ -97,6 +97,26 @@ def test_a_restart_ends_where_a_new_process_neither_comes_up_nor_ends(tmp_path: 
     trio.run(main)
 
 
+def test_a_restart_ends_where_its_time_is_over_while_no_process_runs() -> None:
+    """The new one has died, and would start again later: nothing else happens that could end the restart."""
+    dying = python("import os; os._exit(1)")
+    policy = replace(PATIENT, backoff_initial_s=1000.0, backoff_max_s=1000.0)
+
+    async def main() -> None:
+        processes = SupervisedProcesses({"a": SOUND}, policy)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(processes.run)
+            await until(lambda: processes.ready == {"a"})
+            with trio.fail_after(PATIENCE_S):
+                restarted = await processes.restart({"a": dying}, start_s=1.0)
+            assert restarted is not None
+            assert {"a": "it was not ready within 1 s (server.reload_s)"} == restarted.kept
+            assert {"a"} == processes.ready
+            processes.stop(PATIENCE_S)
+
+    trio.run(main)
+
+
 def test_each_start_has_a_name_that_the_process_and_its_supervisor_know(tmp_path: Path) -> None:
     """Also one that takes another's place, on request or for its memory, and one after a death."""
     code = (
