@@ -116,7 +116,7 @@ def test_a_calibration_that_was_cut_short_is_told_and_not_kept(cache):
 
 
 def test_with_patience_nothing_is_cut_short(cache):
-    """What is measured once for many starts is measured to the end, on however slow a machine."""
+    """A model that is measured once for many starts is measured to the end, on however slow a machine."""
     calls: list[tuple[int, ...]] = []
 
     def start(patience: float) -> Calibration:

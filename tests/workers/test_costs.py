@@ -219,6 +219,17 @@ def test_what_was_prepared_is_found_by_a_server_that_looks_there(tmp_path, monke
     assert measure_costs(loaded.settings.models, compiled, slots=2, threads=1)["cleaned"].from_cache
 
 
+@pytest.mark.parametrize(("patience", "status"), [(1.0, 1), (1e8, 0)])
+def test_prepare_goes_on_until_the_costs_are_measured(tmp_path, monkeypatch, patience, status):
+    """Within its patience, on a machine that is too slow for `calibration_s`; what is cut short even so is told."""
+    for name in (ENVIRONMENT, PROOFS):
+        monkeypatch.setenv(name, "off")
+    monkeypatch.setattr("shapestream_workers.costs.PATIENCE", patience)
+    config = written(tmp_path, "    calibration_s: 0.000001\nin_process: {slots: 1, threads: 1}\n")
+    shown = CliRunner().invoke(app, ["prepare", str(config), "--out", str(tmp_path / "out")])
+    assert (status, status == 1) == (shown.exit_code, "cut short" in shown.stdout), shown.output
+
+
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     """Before any model is loaded."""
     (tmp_path / "file").write_text("")

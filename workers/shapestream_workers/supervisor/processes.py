@@ -203,7 +203,7 @@ class SupervisedProcesses:
                 self._act(self._supervisor.begin(trio.current_time()))
                 while not self._supervisor.finished and self._failure is None:
                     await self._wait()
-                    # Not by `_handle`, which would wake this loop again, for ever. `restart` looks where something is done.
+                    # Not by `_handle`, which would wake this loop again, for ever: only actions are news for `restart`.
                     actions = self._decide(WakeupDue())
                     self._act(actions)
                     if actions:
