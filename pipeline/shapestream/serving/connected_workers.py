@@ -489,7 +489,8 @@ class Availability:
                 self._models.unavailable[name] = message
                 self._clients.model_unavailable(name, message)
                 live_model = self._models.by_name.get(name)
-                self._dispatcher.model_given_up(name if live_model is None else live_model.key, message, now)
+                for key in [name] if live_model is None else self._models.keys_of(live_model):
+                    self._dispatcher.model_given_up(key, message, now)
         for model in [*self._models.retiring.values()]:
             # With the signature of the live generation, its requests wait for whichever worker comes next.
             model.has_left = model.latest().successor is not None and not any(

@@ -97,6 +97,24 @@ async def test_requests_of_an_equal_signature_wait_for_the_next_worker() -> None
 
 
 @virtual_time
+async def test_requests_of_an_equal_signature_fail_where_no_worker_will_come() -> None:
+    """They do not wait for ever for one that was given up."""
+    async with memory_serving(models={"echo": ECHO}) as running:
+        client, old, _ = await running.busy_worker()
+        client.say(*[request(number) for number in range(2, 5)])
+        await client.statistics()
+        running.server.model_expected("echo", RELOADED, may_change=True)
+        alike = await running.joined("alike")
+        await alike.hear(Execute)
+        old.close()
+        alike.close()
+        await trio.sleep(1.5)
+        running.server.model_given_up("echo", "it never came up")
+        failed = {entry.sequence: entry.code for entry in await client.hear_each(Failure, 4)}
+        assert dict.fromkeys(range(1, 5), "unavailable") == failed
+
+
+@virtual_time
 async def test_an_old_worker_is_finished_as_soon_as_the_last_request_for_it_has_ended() -> None:
     """At that very time, and not before what waited for it."""
     async with memory_serving(models={"echo": ECHO}) as running:
